@@ -1,0 +1,1 @@
+"""AgentRL: database-centric, decoupled reinforcement learning for tool-using language agents."""

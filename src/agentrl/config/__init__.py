@@ -1,0 +1,27 @@
+"""Configuration: one pydantic model per section, all in `RunConfig`. No torch, no I/O but reading the file given."""
+
+from agentrl.config.sections import (
+    AlgoConfig,
+    InferenceConfig,
+    LossConfig,
+    ModelConfig,
+    RolloutConfig,
+    RunConfig,
+    RunSection,
+    StoreConfig,
+    ToolsConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "AlgoConfig",
+    "InferenceConfig",
+    "LossConfig",
+    "ModelConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "RunSection",
+    "StoreConfig",
+    "ToolsConfig",
+    "TrainConfig",
+]

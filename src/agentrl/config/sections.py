@@ -1,0 +1,232 @@
+"""The settings, by section. Every field is a flag by its leaf name, so leaf names are unique across sections.
+
+A field's `description` is its documentation: docs/configuration.md is generated from here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown fields are refused, values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """Which run this is and where it keeps its files."""
+
+    run_name: str = Field(
+        "run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
+        description="Name of the run = name of its database.",
+    )
+    profile: str | None = Field(None, description="Named set of defaults, e.g. `laptop` (assets/profiles/).")
+    output_dir: Path = Field(Path("output"), description="Checkpoints, policies and metrics go to OUTPUT_DIR/RUN_NAME.")
+    log_dir: Path = Field(Path("logs"), description="Log files of every process.")
+    data_dir: Path = Field(Path("data"), description="Embedded database and cached laptop models.")
+    seed: int = Field(0, description="Seed of task order, sampling fallbacks, model initialisation and data order.")
+    train_file: Path | None = Field(None, description="JSONL of training tasks.")
+    eval_file: Path | None = Field(None, description="JSONL of held-out tasks.")
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run's files."""
+        return self.output_dir / self.run_name
+
+
+class StoreConfig(Section):
+    """The database both sides meet in."""
+
+    db_connection_string: str | None = Field(
+        None, description="MongoDB URI. Empty: `agentrl db` starts an embedded server on loopback."
+    )
+    db_port: int = Field(27117, ge=1, le=65535, description="Port of the embedded database.")
+    db_timeout_s: float = Field(20.0, gt=0, description="Seconds any database operation may take before it fails.")
+    lease_s: float = Field(30.0, gt=0, description="Seconds a claim lives without a heartbeat.")
+    heartbeat_s: float = Field(5.0, gt=0, description="Seconds between heartbeats of workers, services and claims.")
+
+
+class ModelConfig(Section):
+    """The policy model."""
+
+    model_name_or_path: Path | None = Field(None, description="Model directory in Hugging Face format, with tokenizer.")
+    attention_implementation: str = Field("sdpa", description="Attention kernel of the trainer.")
+    bf16: bool = Field(False, description="bfloat16 parameters with float32 reductions. Off on CPUs.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    chat_template: Path | None = Field(None, description="Jinja file that replaces the tokenizer's chat template.")
+
+
+class InferenceConfig(Section):
+    """The inference services."""
+
+    inference_url: str | None = Field(
+        None,
+        description="URL(s), comma separated, of running SGLang servers. Empty: an embedded engine is started.",
+    )
+    serve_host: str = Field("127.0.0.1", description="Address the embedded engine listens on.")
+    serve_port: int = Field(0, ge=0, le=65535, description="Port of the embedded engine; 0 picks a free one.")
+    max_running_requests: int = Field(64, ge=1, description="Sequences the embedded engine decodes together.")
+    context_length: int = Field(1024, ge=16, description="Longest prompt plus completion the embedded engine accepts.")
+    engine_threads: int = Field(1, ge=1, description="Compute threads of the embedded engine.")
+    preferred_sampling_params: dict[str, float] = Field(
+        default_factory=lambda: {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": -1},
+        description="Sampling parameters as JSON: temperature, top_p, top_k, min_p.",
+    )
+    presence_penalty: float = Field(0.0, description="Sampling penalty; keep 0 for training.")
+    frequency_penalty: float = Field(0.0, description="Sampling penalty; keep 0 for training.")
+    request_timeout_s: float = Field(120.0, gt=0, description="Seconds one completion may take, retries included.")
+    policy_poll_s: float = Field(0.1, gt=0, description="Seconds between looks for a new policy version.")
+
+
+class ToolsConfig(Section):
+    """MCP servers."""
+
+    mcp_config: Path | None = Field(None, description="JSON file with `mcpServers` (stdio commands or URLs).")
+    mcp_manager_url: str | None = Field(None, description="One streamable-HTTP MCP endpoint instead of a file.")
+    mcp_server_name: str = Field("all", description="Expose only this server's tools; `all` for every server.")
+    mcp_auth_token: str | None = Field(None, description="Bearer token for HTTP servers. Prefer the environment.")
+    tool_timeout_s: float = Field(30.0, gt=0, description="Seconds one tool call may take.")
+    tool_connect_timeout_s: float = Field(30.0, gt=0, description="Seconds a tool server may take to start or answer.")
+    tool_sessions_per_server: int = Field(1, ge=1, description="Sessions (stdio: processes) per tool server.")
+    tool_max_in_flight: int = Field(16, ge=1, description="Concurrent calls per session.")
+    max_tool_result_chars: int = Field(20_000, ge=100, description="A longer tool result is cut, and says so.")
+
+
+class RolloutConfig(Section):
+    """How trajectories are made."""
+
+    num_generations: int = Field(8, ge=1, description="Records per Task: the group size.")
+    max_turns: int = Field(8, ge=1, description="Model calls per Record.")
+    min_turns: int = Field(0, ge=0, description="Correct Records with fewer turns are not trained.")
+    max_new_tokens: int = Field(64, ge=1, description="Tokens per completion.")
+    max_prompt_tokens: int = Field(768, ge=1, description="Context at which a rollout stops with `context_limit`.")
+    max_concurrent_samples_per_process: int = Field(96, ge=1, description="Records in flight per sampler process.")
+    num_samplers: int = Field(1, ge=1, description="Sampler processes started by the launcher.")
+    tool_call_parser: Literal["hermes", "qwen", "qwen25"] = Field(
+        "hermes", description="Format of tool calls; all names given mean <tool_call> JSON."
+    )
+    system_prompt: str | None = Field(None, description="System prompt of Tasks that bring none.")
+    force_final_answer: bool = Field(False, description="At the turn limit, ask once more for the answer.")
+    repetition_early_stop_times: int = Field(
+        4, ge=-1, description="Stop a Record after this many identical completions; -1 never."
+    )
+    turn_timeout_s: float = Field(180.0, gt=0, description="Seconds one turn may take, its tool calls included.")
+    record_timeout_s: float = Field(600.0, gt=0, description="Seconds one Record may take.")
+    max_task_attempts: int = Field(5, ge=1, description="Claims of a Task before it is settled as failed.")
+    agent_config_path: Path | None = Field(None, description="YAML with `scorer_agent` and `browse_agent`.")
+    enable_sampling: bool = Field(True, description="Off: train on the rows that are in the database.")
+    sync_sampling: bool = Field(False, description="Sample only at the newest policy version (max_staleness = 0).")
+
+
+class LossConfig(Section):
+    """A policy loss (specs: docs/algorithms.md). Clip range [1 - epsilon, 1 + epsilon + epsilon_higher]."""
+
+    loss: Literal["GRPO", "GSPO", "MINIRL", "CISPO", "CE_GPPO", "REINFORCE", "CROSS_ENTROPY"] = Field(
+        "GRPO", description="Loss function."
+    )
+    epsilon: float = Field(0.2, ge=0, description="Lower clip distance, and the base of the upper one.")
+    epsilon_higher: float = Field(0.1, ge=0, description="Added to epsilon on the upper side (clip-higher).")
+    dual_clip: float | None = Field(None, gt=1, description="Bound of the loss for negative advantages.")
+    cispo_clip_low: float = Field(0.0, ge=0, description="CISPO: lower bound of the importance weight.")
+    cispo_clip_high: float = Field(5.0, gt=0, description="CISPO: upper bound of the importance weight.")
+    is_cap: float | None = Field(None, gt=0, description="MINIRL: cap of policy/behaviour ratio.")
+    beta1: float | None = Field(None, ge=0, description="CE_GPPO: weight of tokens clipped below.")
+    beta2: float | None = Field(None, ge=0, description="CE_GPPO: weight of tokens clipped above.")
+    strict_in_bound: bool = Field(False, description="Drop tokens outside the clip bounds from the loss.")
+    out_of_date_decay: float | None = Field(None, ge=0, description="Drop mask narrows with staleness at this rate.")
+    importance_weight_cap_ratio: float | None = Field(None, gt=0, description="Width of the drop mask, AgentRL's R.")
+    adv_scaling: float = Field(1.0, gt=0, description="Factor on every advantage.")
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = Field(
+        "token_mean", description="How token losses become one number."
+    )
+    constant_length: int | None = Field(None, ge=1, description="L of `aggregation = constant` (Dr. GRPO).")
+    rollout_correction: Literal["none", "tis", "mis", "icepop", "geometric", "veto"] = Field(
+        "none", description="Correction of the train/inference mismatch."
+    )
+    rollout_correction_level: Literal["token", "sequence"] = Field("token", description="Level of the correction.")
+    rollout_correction_low: float | None = Field(None, ge=0, description="Lower bound of the correction.")
+    rollout_correction_high: float | None = Field(None, gt=0, description="Upper bound of the correction.")
+    kl_coef: float = Field(0.0, ge=0, description="Weight of the KL penalty against the reference model.")
+    kl_estimator: Literal["k1", "k2", "k3", "k3_plus"] = Field("k3", description="KL estimator.")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+
+    @model_validator(mode="after")
+    def _check_constant_length(self) -> LossConfig:
+        if self.aggregation == "constant" and self.constant_length is None:
+            raise ValueError('aggregation = "constant" needs constant_length (usually max_new_tokens)')
+        return self
+
+
+class AlgoConfig(Section):
+    """From rewards to what is trained."""
+
+    advantage: Literal["group_norm", "group_mean", "rloo", "leave_one_out_sign_clip", "none"] = Field(
+        "group_norm", description="Group baseline; `none`: every trained token has advantage 1."
+    )
+    drop_zero_advantage: bool = Field(True, description="Groups whose advantages are all zero are not trained.")
+    max_staleness: int = Field(1, ge=0, description="Oldest token trained, in policy versions. A hard bound.")
+    tasks_per_step: int = Field(12, ge=1, description="Groups per optimizer step.")
+
+
+class TrainConfig(Section):
+    """The trainer."""
+
+    max_steps: int = Field(40, ge=1, description="Optimizer steps of the run.")
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1.")
+    adam_beta2: float = Field(0.98, ge=0, lt=1, description="AdamW beta2.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Schedule after warm-up."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping.")
+    max_tokens: int = Field(16_384, ge=16, description="Token budget of one micro-batch per rank.")
+    loss_seq_chunk_size: int = Field(1024, ge=1, description="Positions whose logits exist at the same time.")
+    sft_batch_size: int = Field(128, ge=1, description="Rows per step when training on rows (CROSS_ENTROPY).")
+    train_threads: int = Field(1, ge=1, description="Compute threads per trainer process on CPUs.")
+    save_steps: int = Field(5, ge=1, description="Steps between checkpoints.")
+    save_total_limit: int = Field(2, ge=1, description="Checkpoints kept.")
+    resume_from_checkpoint: bool = Field(True, description="Continue from the newest complete checkpoint.")
+    logging_steps: int = Field(1, ge=1, description="Steps between lines in the log; metrics.jsonl has every step.")
+    report_to: str = Field(
+        "tensorboard", description="Trackers, comma separated: tensorboard, wandb, swanlab, trackio, none."
+    )
+    data_timeout_s: float = Field(600.0, gt=0, description="Seconds the trainer waits for a full step's groups.")
+    num_processes: int = Field(1, ge=1, description="Trainer processes started by the launcher.")
+    accelerate_config: Path | None = Field(None, description="Accelerate config file, e.g. assets/fsdp2_dst.yml.")
+
+
+class RunConfig(Section):
+    """Everything. Built by `agentrl.config.load`."""
+
+    run: RunSection = RunSection()
+    store: StoreConfig = StoreConfig()
+    model: ModelConfig = ModelConfig()
+    inference: InferenceConfig = InferenceConfig()
+    tools: ToolsConfig = ToolsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algo: AlgoConfig = AlgoConfig()
+    loss: LossConfig = LossConfig()
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sync_sampling_means_no_staleness(cls, values: Any) -> Any:
+        if isinstance(values, dict) and dict(values.get("rollout", {})).get("sync_sampling"):
+            values = {**values, "algo": {**dict(values.get("algo", {})), "max_staleness": 0}}
+        return values
+
+    @model_validator(mode="after")
+    def _check_group_baseline(self) -> RunConfig:
+        if self.rollout.num_generations < 2 and self.algo.advantage != "none":
+            raise ValueError(
+                f"num_generations = {self.rollout.num_generations}: a group baseline needs at least 2; "
+                'raise it or set advantage = "none"'
+            )
+        return self

@@ -1,0 +1,82 @@
+"""Every error AgentRL raises on purpose.
+
+AgentRLError
+├── UserError               the user can fix it: printed as one line, exit code 2, no traceback
+│   ├── ConfigError         a setting is unknown, impossible or contradicts another
+│   ├── DatasetError        a task file has bad lines; lists them
+│   └── UnavailableError    a service, file, port or program that was asked for is not there
+├── StoreError              the database refused or lost an operation
+│   └── StaleClaimError     the writer's lease was taken over; its late work must be dropped
+├── EngineError             the inference service failed, with a kind the caller can act on
+├── ToolServerError         a tool server could not be started or spoken to
+├── ScoringError            a scorer could not produce a number; never a score of 0
+└── TrainingError           the optimizer step would have been wrong; nothing was changed
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class AgentRLError(Exception):
+    """Base of everything AgentRL raises on purpose."""
+
+
+class UserError(AgentRLError):
+    """Something the user can fix; the message names the thing, the value and the way out."""
+
+
+class ConfigError(UserError, ValueError):
+    """A setting is unknown, out of range, or contradicts another one."""
+
+
+class DatasetError(UserError, ValueError):
+    """A task file cannot be used; nothing of it was loaded."""
+
+
+class UnavailableError(UserError):
+    """A database, server, model directory, port or program is not there."""
+
+
+class StoreError(AgentRLError):
+    """The database refused an operation or could not be reached in time."""
+
+
+class StaleClaimError(StoreError):
+    """The fencing token is old: another worker owns the Task now, so this writer must stop."""
+
+
+class EngineErrorKind(StrEnum):
+    """What the caller can do about an engine failure."""
+
+    UNREACHABLE = "unreachable"  # connection refused or reset: try another service
+    TIMEOUT = "timeout"  # no answer before the deadline
+    REJECTED = "rejected"  # 4xx: the request itself is wrong, retrying cannot help
+    OVERLOADED = "overloaded"  # 503, queue full: retry later
+    ABORTED = "aborted"  # the engine stopped the generation
+    INVALID_SAMPLE = "invalid_sample"  # NaN, ids and log-probs that do not line up: never train on it
+
+
+class EngineError(AgentRLError):
+    """An inference service failed. `kind` says what the caller can do, `retryable` whether retrying may help."""
+
+    def __init__(self, message: str, *, kind: EngineErrorKind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later or elsewhere."""
+        return self.kind in {EngineErrorKind.UNREACHABLE, EngineErrorKind.TIMEOUT, EngineErrorKind.OVERLOADED}
+
+
+class ToolServerError(AgentRLError):
+    """A tool server did not start, or died and did not come back within its deadline."""
+
+
+class ScoringError(AgentRLError):
+    """A scorer raised or returned something that is no finite number."""
+
+
+class TrainingError(AgentRLError):
+    """Stops before the optimizer step: non-finite loss or gradient, or a broken batch. Names the sequences."""

@@ -1,0 +1,265 @@
+"""Every seam between packages, as typing.Protocol. The CLI joins implementations; packages only know these.
+
+Each Protocol has at least two implementations and one contract suite in tests/contract that runs against all of them.
+All store methods are safe to repeat after a lost reply: ids decide, so the second call finds its own work done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from agentrl.types import (
+    DBRecordData,
+    GenerateReply,
+    GenerateRequest,
+    GroupSettlement,
+    InferenceService,
+    PolicyVersion,
+    Record,
+    SettledGroup,
+    Task,
+    TaskClaim,
+    TaskStatus,
+    ToolRequest,
+    ToolResult,
+    ToolSpec,
+    TrainStep,
+    Turn,
+    Worker,
+)
+
+
+class TaskStore(Protocol):
+    """What samplers need: claim Tasks, commit turns, settle groups."""
+
+    async def insert_tasks(self, tasks: Sequence[Task]) -> int:
+        """Enqueue Tasks as pending; ids already there are left alone. Returns how many are new."""
+        ...
+
+    async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
+        """Atomically take up to `limit` pending Tasks, lowest epoch first. Empty: nothing is pending."""
+        ...
+
+    async def renew_claims(self, claims: Sequence[TaskClaim], *, lease_s: float) -> list[str]:
+        """Heartbeat. Returns the Task ids whose claim is lost; their work must stop."""
+        ...
+
+    async def release_claim(self, claim: TaskClaim) -> None:
+        """Give a Task back (pending) without waiting for its lease to expire. A lost claim is ignored."""
+        ...
+
+    async def reap_expired_claims(self, *, split: str) -> list[str]:
+        """Return running Tasks with an expired lease (server time) to pending. Returns their ids."""
+        ...
+
+    async def open_records(self, claim: TaskClaim) -> list[Record]:
+        """All Records of the group under this claim's fence: created where missing, taken over where unfinished.
+
+        Final Records come back as they are. Raises StaleClaimError if the claim was lost.
+        """
+        ...
+
+    async def load_turns(self, record: Record) -> list[Turn]:
+        """The committed turns, in order."""
+        ...
+
+    async def commit_turn(self, record: Record, turn: Turn) -> Record:
+        """Append one turn; durable when it returns. Raises StaleClaimError (late work goes to Quarantine)."""
+        ...
+
+    async def finish_record(self, record: Record) -> None:
+        """Write the final header (status, stop reason, answer, score). Raises StaleClaimError."""
+        ...
+
+    async def settle_task(
+        self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]
+    ) -> None:
+        """Write the training rows (idempotent), then flip running -> settled. Raises StaleClaimError."""
+        ...
+
+    async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:
+        """How many Tasks are in each status; CONSUMED may be left out where counting it is slow."""
+        ...
+
+    async def latest_policy(self) -> PolicyVersion | None:
+        """The newest published policy version."""
+        ...
+
+
+class TrainStore(Protocol):
+    """What the trainer needs: settled groups, rows, the ledger, published versions."""
+
+    async def settled_groups(self, *, split: str, limit: int) -> list[SettledGroup]:
+        """Oldest settled, not yet consumed groups."""
+        ...
+
+    async def load_sequences(self, ids: Sequence[str]) -> list[DBRecordData]:
+        """Rows in the order of `ids`. Raises StoreError naming a missing one."""
+        ...
+
+    async def insert_sequences(self, sequences: Sequence[DBRecordData]) -> int:
+        """Add rows that no rollout made (supervised data); existing ids are left alone."""
+        ...
+
+    async def list_sequences(self, *, split: str) -> list[str]:
+        """Ids of all rows of a split, sorted. For supervised training only."""
+        ...
+
+    async def plan_step(self, step: TrainStep) -> TrainStep:
+        """Insert the plan and mark its groups consumed; if this step has a plan already, that one is returned
+
+        with `attempts` raised (a resume replays it exactly).
+        """
+        ...
+
+    async def get_step(self, step: int) -> TrainStep | None:
+        """The ledger entry of a step."""
+        ...
+
+    async def commit_step(self, step: TrainStep) -> None:
+        """Complete the ledger entry: metrics, checkpoint. Called after the optimizer step, never before."""
+        ...
+
+    async def drop_groups(self, drops: Mapping[str, str]) -> None:
+        """Mark settled groups consumed without a step, each with its named reason."""
+        ...
+
+    async def publish_policy(self, version: PolicyVersion) -> None:
+        """Announce weights that are complete on disk."""
+        ...
+
+    async def latest_policy(self) -> PolicyVersion | None:
+        """The newest published policy version."""
+        ...
+
+    async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:
+        """How many Tasks are in each status; CONSUMED may be left out where counting it is slow."""
+        ...
+
+
+class FleetStore(Protocol):
+    """Who is there: inference services, workers, policy versions."""
+
+    async def server_time(self) -> datetime:
+        """The database server's clock, UTC."""
+        ...
+
+    async def put_service(self, service: InferenceService) -> None:
+        """Register or refresh a service; stamps its heartbeat with server time."""
+        ...
+
+    async def list_services(self) -> list[InferenceService]:
+        """All services ever registered."""
+        ...
+
+    async def put_worker(self, worker: Worker) -> None:
+        """Register or refresh a worker; stamps its heartbeat with server time."""
+        ...
+
+    async def list_workers(self) -> list[Worker]:
+        """All workers ever registered."""
+        ...
+
+    async def latest_policy(self) -> PolicyVersion | None:
+        """The newest published policy version."""
+        ...
+
+
+class ReadStore(Protocol):
+    """What people look at: run, tasks, records, steps. Never changes anything."""
+
+    async def get_run(self) -> Mapping[str, Any] | None:
+        """The Run document: resolved configuration, times."""
+        ...
+
+    async def put_run(self, run: Mapping[str, Any]) -> None:
+        """Create or update the Run document."""
+        ...
+
+    async def list_records(
+        self, *, split: str | None = None, task_id: str | None = None, limit: int = 50
+    ) -> list[Record]:
+        """Newest first."""
+        ...
+
+    async def get_record(self, record_id: str) -> Record | None:
+        """One Record's header."""
+        ...
+
+    async def get_task(self, task_id: str) -> Task | None:
+        """One Task."""
+        ...
+
+    async def get_settlement(self, task_id: str) -> GroupSettlement | None:
+        """The decision on a group, once it is settled."""
+        ...
+
+    async def load_turns(self, record: Record) -> list[Turn]:
+        """The committed turns, in order."""
+        ...
+
+    async def list_steps(self) -> list[TrainStep]:
+        """The ledger, by step."""
+        ...
+
+    async def steps_of_task(self, task_id: str) -> list[TrainStep]:
+        """Every step that consumed a group."""
+        ...
+
+
+class Store(TaskStore, TrainStore, FleetStore, ReadStore, Protocol):
+    """All of it: what MongoStore and MemoryStore implement."""
+
+    async def prepare(self) -> None:
+        """Create indexes; safe to repeat. Raises UnavailableError if the database cannot be reached."""
+        ...
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
+        ...
+
+
+class GenerationClient(Protocol):
+    """Token in, token out (T1, T2)."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """One completion. Raises EngineError; never returns a partial or unaligned reply."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+class Toolbox(Protocol):
+    """The tools of a rollout, whatever serves them."""
+
+    def list_tools(self) -> Sequence[ToolSpec]:
+        """What may be called. Fixed after start."""
+        ...
+
+    async def call(self, request: ToolRequest, *, deadline_s: float) -> ToolResult:
+        """Never raises for anything a tool or the model does: the outcome is typed. Cancellation passes through."""
+        ...
+
+    async def close(self) -> None:
+        """End every child process and connection."""
+        ...
+
+
+class MetricSink(Protocol):
+    """Where one step's numbers go."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one step; durable when it returns."""
+        ...
+
+    def close(self) -> None:
+        """Flush."""
+        ...
+
+
+Scorer = Callable[[str, Mapping[str, Any], Mapping[str, Any]], Awaitable[float]]
+"""(model_answer, ground_truth {"query", "answer"}, scorer_agent_config) -> score."""
