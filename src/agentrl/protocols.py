@@ -108,9 +108,9 @@ class TrainStore(Protocol):
         ...
 
     async def plan_step(self, step: TrainStep) -> TrainStep:
-        """Insert the plan and mark its groups consumed; if this step has a plan already, that one is returned
+        """Insert the plan and mark its groups consumed.
 
-        with `attempts` raised (a resume replays it exactly).
+        If this step has a plan already, that one is returned with `attempts` raised: a resume replays it exactly.
         """
         ...
 
