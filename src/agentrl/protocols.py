@@ -38,6 +38,13 @@ class TaskStore(Protocol):
         """Enqueue Tasks as pending; ids already there are left alone. Returns how many are new."""
         ...
 
+    async def enqueue_epoch(self, *, split: str, epoch: int) -> int | None:
+        """Enqueue epoch 0's Tasks of a split again as `epoch`. Idempotent.
+
+        Returns how many are new, or None if epoch 0 is empty: nothing was loaded yet.
+        """
+        ...
+
     async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
         """Atomically take up to `limit` pending Tasks, lowest epoch first. Empty: nothing is pending."""
         ...
@@ -108,7 +115,7 @@ class TrainStore(Protocol):
         ...
 
     async def plan_step(self, step: TrainStep) -> TrainStep:
-        """Insert the plan and mark its groups consumed.
+        """Insert the plan. Its groups stay settled (they count as outstanding work) until `commit_step`.
 
         If this step has a plan already, that one is returned with `attempts` raised: a resume replays it exactly.
         """
@@ -119,7 +126,7 @@ class TrainStore(Protocol):
         ...
 
     async def commit_step(self, step: TrainStep) -> None:
-        """Complete the ledger entry: metrics, checkpoint. Called after the optimizer step, never before."""
+        """Complete the ledger entry (metrics, checkpoint) and mark its groups consumed, after the optimizer step."""
         ...
 
     async def drop_groups(self, drops: Mapping[str, str]) -> None:
@@ -136,6 +143,10 @@ class TrainStore(Protocol):
 
     async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:
         """How many Tasks are in each status; CONSUMED may be left out where counting it is slow."""
+        ...
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
         ...
 
 

@@ -212,6 +212,7 @@ class Record:
     fence: int
     status: RecordStatus
     turn_ids: tuple[str, ...] = ()  # ids of the committed model calls, in order: the commit point of each turn
+    turn_prompt_tokens: tuple[int, ...] = ()  # of each committed turn: tokens of its context that were not sampled
     stop_reason: StopReason | None = None
     answer: str | None = None
     score: float | None = None

@@ -117,7 +117,19 @@ class RolloutConfig(Section):
     )
     turn_timeout_s: float = Field(180.0, gt=0, description="Seconds one turn may take, its tool calls included.")
     record_timeout_s: float = Field(600.0, gt=0, description="Seconds one Record may take.")
-    max_task_attempts: int = Field(5, ge=1, description="Claims of a Task before it is settled as failed.")
+    max_task_attempts: int = Field(20, ge=1, description="Claims of a Task before it is settled as failed.")
+    nudge_prompt: str = Field(
+        "Call a tool, or give the final answer.", description="User message after a turn with neither call nor answer."
+    )
+    final_answer_prompt: str = Field(
+        "This is the last turn. Give the final answer now.", description="User message of a forced final answer."
+    )
+    num_train_epochs: int | None = Field(
+        None, ge=1, description="Passes over the training tasks; empty: as many as max_steps needs."
+    )
+    scorer_module: str | None = Field(
+        None, description="Python file or dotted module whose import registers further scorers."
+    )
     agent_config_path: Path | None = Field(None, description="YAML with `scorer_agent` and `browse_agent`.")
     enable_sampling: bool = Field(True, description="Off: train on the rows that are in the database.")
     sync_sampling: bool = Field(False, description="Sample only at the newest policy version (max_staleness = 0).")
@@ -135,8 +147,8 @@ class LossConfig(Section):
     cispo_clip_low: float = Field(0.0, ge=0, description="CISPO: lower bound of the importance weight.")
     cispo_clip_high: float = Field(5.0, gt=0, description="CISPO: upper bound of the importance weight.")
     is_cap: float | None = Field(None, gt=0, description="MINIRL: cap of policy/behaviour ratio.")
-    beta1: float | None = Field(None, ge=0, description="CE_GPPO: weight of tokens clipped below.")
-    beta2: float | None = Field(None, ge=0, description="CE_GPPO: weight of tokens clipped above.")
+    beta1: float | None = Field(None, ge=0, description="CE_GPPO: weight of tokens clipped below; empty: 0.75.")
+    beta2: float | None = Field(None, ge=0, description="CE_GPPO: weight of tokens clipped above; empty: 1.")
     strict_in_bound: bool = Field(False, description="Drop tokens outside the clip bounds from the loss.")
     out_of_date_decay: float | None = Field(None, ge=0, description="Drop mask narrows with staleness at this rate.")
     importance_weight_cap_ratio: float | None = Field(None, gt=0, description="Width of the drop mask, AgentRL's R.")
@@ -149,8 +161,15 @@ class LossConfig(Section):
         "none", description="Correction of the train/inference mismatch."
     )
     rollout_correction_level: Literal["token", "sequence"] = Field("token", description="Level of the correction.")
-    rollout_correction_low: float | None = Field(None, ge=0, description="Lower bound of the correction.")
-    rollout_correction_high: float | None = Field(None, gt=0, description="Upper bound of the correction.")
+    rollout_correction_low: float | None = Field(
+        None, ge=0, description="Lower bound of the correction; empty: the mode's default."
+    )
+    rollout_correction_high: float | None = Field(
+        None, gt=0, description="Upper bound of the correction; empty: the mode's default."
+    )
+    rollout_correction_normalize: bool = Field(
+        False, description="Divide the correction's weights by their mean over the optimizer step."
+    )
     kl_coef: float = Field(0.0, ge=0, description="Weight of the KL penalty against the reference model.")
     kl_estimator: Literal["k1", "k2", "k3", "k3_plus"] = Field("k3", description="KL estimator.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
@@ -159,6 +178,28 @@ class LossConfig(Section):
     def _check_constant_length(self) -> LossConfig:
         if self.aggregation == "constant" and self.constant_length is None:
             raise ValueError('aggregation = "constant" needs constant_length (usually max_new_tokens)')
+        return self
+
+    @model_validator(mode="after")
+    def _check_options_have_an_effect(self) -> LossConfig:
+        if self.dual_clip is not None and self.loss not in {"GRPO", "GSPO", "CE_GPPO"}:
+            raise ValueError(f"dual_clip = {self.dual_clip}: loss = {self.loss!r} has no clipped surrogate; unset it")
+        if self.out_of_date_decay is not None and self.importance_weight_cap_ratio is None and not self.strict_in_bound:
+            raise ValueError(
+                f"out_of_date_decay = {self.out_of_date_decay} narrows a drop mask that is off; "
+                "set importance_weight_cap_ratio (AgentRL's default is 4)"
+            )
+        if self.rollout_correction == "icepop" and self.rollout_correction_level == "sequence":
+            raise ValueError('rollout_correction = "icepop" works per token; use "mis" for the sequence level')
+        if self.loss == "MINIRL" and self.rollout_correction in {"tis", "mis", "icepop"}:
+            raise ValueError(
+                f"rollout_correction = {self.rollout_correction!r}: MINIRL's weight policy/behaviour contains the "
+                "mismatch already; use is_cap, or geometric or veto to reject sequences"
+            )
+        if self.rollout_correction_normalize and self.rollout_correction not in {"tis", "mis", "icepop"}:
+            raise ValueError(
+                f"rollout_correction_normalize: rollout_correction = {self.rollout_correction!r} has no weights"
+            )
         return self
 
 

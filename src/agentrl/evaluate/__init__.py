@@ -1,1 +1,94 @@
-"""AgentRL: evaluate."""
+"""Evaluation: the training rollout loop on held-out Tasks, with its own bookkeeping.
+
+Every evaluation is a split of its own (`eval-v<policy version>`) in the run's database: claimed, resumed and
+inspected like training, and its denominator is all Tasks, failures included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.chat import ChatFormat
+from agentrl.config import RunConfig
+from agentrl.protocols import GenerationClient, Store, Toolbox
+from agentrl.rollout.dataset import TaskRow, build_tasks
+from agentrl.rollout.sampler import AsyncSampler, MCPSampler
+from agentrl.rollout.worker import SamplerWorker
+from agentrl.types import Record, RecordStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """What one policy version achieves on one task file. A failed Record counts in `num_records`, not in `score`."""
+
+    split: str
+    policy_version: int
+    num_tasks: int
+    num_records: int
+    num_failed: int
+    score: float  # mean over all scored Records
+    standard_error: float
+    mean_tool_calls: float
+    mean_completion_tokens: float
+    stop_reasons: Mapping[str, int]
+    score_by_kind: Mapping[str, float]  # by the rows' metadata["kind"], where given
+
+
+async def evaluate(
+    config: RunConfig,
+    *,
+    rows: Sequence[TaskRow],
+    policy_version: int,
+    store: Store,
+    toolbox: Toolbox,
+    client: GenerationClient,
+    chat: ChatFormat,
+    num_generations: int = 1,
+    sampler_class: type[AsyncSampler] = MCPSampler,
+) -> EvaluationReport:
+    """Roll out every row under the weights `client` serves and report. Finished Records are not repeated."""
+    split = f"eval-v{policy_version}"
+    tasks = build_tasks(rows, split=split, epoch=0, num_generations=num_generations)
+    await store.insert_tasks(tasks)
+    worker = SamplerWorker.build(
+        config, split=split, store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
+    )  # fmt: skip
+    async with worker.upkeep():
+        await worker.drain()
+    records = await store.list_records(split=split, limit=len(tasks) * num_generations)
+    kinds = {task.id: str(task.metadata["kind"]) for task in tasks if "kind" in task.metadata}
+    return summarise(records, split=split, policy_version=policy_version, num_tasks=len(tasks), kinds=kinds)
+
+
+def summarise(
+    records: Sequence[Record], *, split: str, policy_version: int, num_tasks: int, kinds: Mapping[str, str]
+) -> EvaluationReport:
+    """The numbers of an evaluation from its final Records."""
+    scored = [record for record in records if record.score is not None]
+    scores = [record.score for record in scored if record.score is not None]
+    mean = sum(scores) / len(scores) if scores else math.nan
+    variance = sum((score - mean) ** 2 for score in scores) / max(1, len(scores) - 1)
+    by_kind: dict[str, list[float]] = {}
+    for record in scored:
+        if record.task_id in kinds and record.score is not None:
+            by_kind.setdefault(kinds[record.task_id], []).append(record.score)
+    reasons = [record.stop_reason.value for record in records if record.stop_reason is not None]
+    return EvaluationReport(
+        split=split,
+        policy_version=policy_version,
+        num_tasks=num_tasks,
+        num_records=len(records),
+        num_failed=sum(record.status is RecordStatus.FAILED for record in records),
+        score=mean,
+        standard_error=math.sqrt(variance / len(scores)) if scores else math.nan,
+        mean_tool_calls=_mean([record.num_tool_calls for record in scored]),
+        mean_completion_tokens=_mean([record.num_completion_tokens for record in scored]),
+        stop_reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        score_by_kind={kind: _mean(values) for kind, values in sorted(by_kind.items())},
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,59 @@
+"""From command-line tokens to what a command runs with: its own arguments and the resolved configuration."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.config.load import load_config, split_flags, unknown_name
+from agentrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One call of one command."""
+
+    config: RunConfig
+    arguments: argparse.Namespace
+
+
+class UsageParser(argparse.ArgumentParser):
+    """Reports misuse as ConfigError instead of leaving the process."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse types it NoReturn; raising returns never
+        """Raise ConfigError with the problem and where to look."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parse_invocation(
+    parser: argparse.ArgumentParser, argv: Sequence[str], *, environ: Mapping[str, str], uses_stored_config: bool
+) -> Invocation:
+    """Parse the tokens after the command name.
+
+    Flags of settings go to the configuration, the rest to `parser`. With `uses_stored_config` a run that was launched
+    before is described by its OUTPUT_DIR/RUN_NAME/config.json unless --config or --profile says otherwise.
+    """
+    own_tokens, flags = split_flags(argv)
+    arguments, unknown = parser.parse_known_args(own_tokens)
+    if unknown:
+        own_flags = [flag.lstrip("-") for flag in re.findall(r"--[a-z_]+", parser.format_usage())]
+        if unknown[0].startswith("-"):
+            raise unknown_name(unknown[0].partition("=")[0], known=own_flags)
+        raise ConfigError(f"{unknown[0]!r}: one argument too many; see {parser.prog} --help")
+    if arguments.run_name is not None:
+        flags = [*flags, "--run_name", arguments.run_name]
+    config_file: Path | None = arguments.config
+    config = load_config(profile=None, config_file=config_file, environ=environ, argv_flags=flags)
+    stored = stored_config_path(config)
+    if uses_stored_config and config_file is None and config.run.profile is None and stored.is_file():
+        config = load_config(profile=None, config_file=stored, environ=environ, argv_flags=flags)
+    return Invocation(config=config, arguments=arguments)
+
+
+def stored_config_path(config: RunConfig) -> Path:
+    """Where `agentrl launch` keeps the resolved configuration of a run."""
+    return config.run.run_dir / "config.json"

@@ -1,0 +1,1 @@
+"""`agentrl launch`: starts, watches and stops every process of a run on one machine."""

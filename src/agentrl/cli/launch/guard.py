@@ -1,0 +1,30 @@
+"""The watchdog of a launch: when the launcher dies without a word (kill -9), it ends the groups the launcher started.
+
+It reads `+GROUP STAGE` and `-GROUP` lines from the pipe the launcher holds. The pipe closes when the launcher is gone,
+whatever the reason. The guard inherits the launch's locks, so the next launch waits until everything is down. Runs as
+`python -m agentrl.cli.launch.guard GRACE_S`, in a session of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from agentrl.cli.launch.groups import end_groups
+
+
+def watch(lines: Iterable[str], *, grace_s: float) -> None:
+    """Follow the launcher's lines to their end, then end what is still registered, lowest stage first."""
+    stages: dict[int, int] = {}
+    for line in lines:
+        if line.startswith("+"):
+            group_id, stage_text = line[1:].split()
+            stages[int(group_id)] = int(stage_text)
+        else:
+            stages.pop(int(line[1:]), None)
+    for stage in sorted(set(stages.values())):
+        end_groups([group for group, its_stage in stages.items() if its_stage == stage], grace_s=grace_s)
+
+
+if __name__ == "__main__":
+    watch(sys.stdin, grace_s=float(sys.argv[1]))

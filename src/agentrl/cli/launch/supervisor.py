@@ -1,0 +1,211 @@
+"""Keeps the processes of a run alive: one process group and one log file each, restart with back-off, orderly stop.
+
+    Supervisor.start(spec) ──► child runs ──► ends unexpectedly ──► back-off ──► child runs ...
+                                                   └── too often without progress: ChildFailedError, everything stops
+
+A guard process (`guard.py`) ends the same groups if the launcher itself is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.cli.launch.groups import end_groups
+from agentrl.errors import AgentRLError
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES_WITHOUT_PROGRESS = 5
+FIRST_BACK_OFF_S = 0.5
+LONGEST_BACK_OFF_S = 8.0
+STOP_GRACE_S = 15.0
+EXIT_POLL_S = 0.05
+USER_ERROR_EXIT = 2
+LOG_TAIL_LINES = 15
+
+
+class ChildFailedError(AgentRLError):
+    """A process of the run cannot be kept alive. The message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """One process of the run."""
+
+    name: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    log_path: Path
+    stop_stage: int = 0  # 0 stops first; a stage starts to stop when the one before is down
+    ends_run: bool = False  # exit code 0 means the run is complete
+
+
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """The launcher's end of the watchdog: registers process groups with it."""
+
+    lock_descriptors: Sequence[int]
+    grace_s: float = STOP_GRACE_S
+    _stages: dict[int, int] = field(default_factory=dict)
+    _process: subprocess.Popen[str] | None = None
+
+    def track(self, group_id: int, *, stage: int) -> None:
+        """Have this group ended should the launcher die."""
+        self._stages[group_id] = stage
+        self._tell(f"+{group_id} {stage}")
+
+    def forget(self, group_id: int) -> None:
+        """The group is gone; its number may be used by others."""
+        self._stages.pop(group_id, None)
+        self._tell(f"-{group_id}")
+
+    def close(self) -> None:
+        """Let the guard go; it ends what is still tracked."""
+        if self._process is not None:
+            self._process.communicate(timeout=4 * self.grace_s)
+
+    def _tell(self, line: str) -> None:
+        """Send one line. A guard that died is replaced and told everything."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.guard", str(self.grace_s)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=tuple(self.lock_descriptors),
+                text=True,
+            )
+            line = "\n".join(f"+{group_id} {stage}" for group_id, stage in self._stages.items()) or line
+        if self._process.stdin is not None:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Owns the children of one launch. Use as an async context manager: leaving it stops them all."""
+
+    guard: Guard
+    restarts: Counter[str] = field(default_factory=Counter)
+    _failures: Counter[str] = field(default_factory=Counter)
+    _running: dict[int, tuple[ChildSpec, subprocess.Popen[bytes]]] = field(default_factory=dict)  # by process group
+    _keepers: list[asyncio.Task[bool]] = field(default_factory=list)
+
+    async def __aenter__(self) -> Supervisor:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def start(self, spec: ChildSpec) -> None:
+        """Start a child and keep it alive."""
+        self._keepers.append(asyncio.create_task(self._keep(spec), name=spec.name))
+
+    async def run_once(self, spec: ChildSpec) -> None:
+        """Run a child to its end. Raises ChildFailedError if its exit code is not 0."""
+        code = await self._run(spec)
+        if code != 0:
+            raise ChildFailedError(_describe_failure(spec, code, attempts=1))
+
+    def note_progress(self) -> None:
+        """The run moved on: earlier failures no longer count as being in a row."""
+        self._failures.clear()
+
+    def check(self) -> bool:
+        """Whether the child that ends the run has ended it. Raises ChildFailedError if one cannot be kept alive."""
+        return any(keeper.done() and keeper.result() for keeper in self._keepers)
+
+    async def stop(self) -> None:
+        """End all children, stage by stage, each stage within a bound."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()
+        for stage in sorted({spec.stop_stage for spec, _ in self._running.values()}):
+            groups = [group for group, (spec, _) in self._running.items() if spec.stop_stage == stage]
+            await asyncio.to_thread(end_groups, groups, grace_s=STOP_GRACE_S)
+            for group_id in groups:
+                self._forget(group_id)
+
+    async def _keep(self, spec: ChildSpec) -> bool:
+        """Restart the child until it ends the run (True) or fails too often in a row."""
+        while True:
+            code = await self._run(spec)
+            if spec.ends_run and code == 0:
+                return True
+            self._failures[spec.name] += 1
+            failures = self._failures[spec.name]
+            is_hopeless = code == USER_ERROR_EXIT and self.restarts[spec.name] == 0  # later: a peer may be restarting
+            if is_hopeless or failures > MAX_FAILURES_WITHOUT_PROGRESS:
+                raise ChildFailedError(_describe_failure(spec, code, attempts=failures))
+            logger.warning("%s ended with exit code %d; restart %d", spec.name, code, self.restarts[spec.name] + 1)
+            await asyncio.sleep(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (failures - 1)))
+            self.restarts[spec.name] += 1
+
+    async def _run(self, spec: ChildSpec) -> int:
+        """One life of a child, and of whatever it started in its group."""
+        process = self._spawn(spec)
+        while (code := process.poll()) is None:  # noqa: ASYNC110 (an exit sets no event on every platform)
+            await asyncio.sleep(EXIT_POLL_S)
+        await asyncio.to_thread(end_groups, [process.pid], grace_s=STOP_GRACE_S)
+        self._forget(process.pid)
+        return code
+
+    def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                spec.argv,
+                env=spec.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self._running[process.pid] = (spec, process)
+        self.guard.track(process.pid, stage=spec.stop_stage)
+        return process
+
+    def _forget(self, group_id: int) -> None:
+        """Collect the exit status of a group that is down."""
+        _, process = self._running.pop(group_id)
+        process.wait(timeout=STOP_GRACE_S)
+        self.guard.forget(group_id)
+
+
+def child_environment(environ: Mapping[str, str], *, threads: int, drop_prefixes: Sequence[str]) -> dict[str, str]:
+    """The environment of a child: `threads` compute threads that sleep when idle, and no settings of its own.
+
+    Spinning threads of several processes on few cores slow each other down by an order of magnitude.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith(tuple(drop_prefixes))}
+    pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    return {
+        **kept,
+        "PATH": programs,  # `python` in a tool server's command is this environment's
+        **dict.fromkeys(pools, str(threads)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log file."""
+    with path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 16_384))
+        lines = log.read().decode("utf-8", errors="replace").splitlines()
+    return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:])
+
+
+def _describe_failure(spec: ChildSpec, code: int, *, attempts: int) -> str:
+    times = "" if attempts == 1 else f" {attempts} times in a row without progress"
+    return f"{spec.name} ended{times}, exit code {code}. The end of {spec.log_path}:\n{log_tail(spec.log_path)}"

@@ -1,0 +1,108 @@
+"""The `agentrl` command: finds the command's module, resolves the configuration, turns errors into exit codes.
+
+Exit codes: 0 done, 1 failed, 2 the user can fix it (one line on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.cli.invocation import UsageParser, parse_invocation
+from agentrl.config.load import masked
+from agentrl.errors import AgentRLError, UserError
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command: `module` has `add_arguments(parser)` and `run(invocation) -> exit code`."""
+
+    module: str
+    summary: str
+    needs_run_name: bool = True
+    uses_stored_config: bool = True
+
+
+COMMANDS = {
+    "launch": Command(module="agentrl.cli.launch.command", summary="Run everything on this machine, with a live view."),
+    "status": Command(module="agentrl.cli.status", summary="Show how a run is going."),
+    "inspect": Command(module="agentrl.cli.inspect", summary="Read trajectories in the terminal."),
+    "eval": Command(module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks."),
+    "tasks": Command(module="agentrl.cli.tasks", summary="Load a task file into a run, or generate the laptop tasks."),
+    "train": Command(module="agentrl.cli.train", summary="The trainer process."),
+    "sample": Command(module="agentrl.cli.sample", summary="A sampler process."),
+    "serve": Command(module="agentrl.cli.serve", summary="The inference service."),
+    "db": Command(module="agentrl.cli.database", summary="The embedded database.", needs_run_name=False),
+    "doctor": Command(module="agentrl.cli.doctor", summary="Check this machine.", needs_run_name=False),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console command; returns the exit code."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(tokens)
+    except UserError as error:
+        sys.stderr.write(f"agentrl: {error}\n")
+        return EXIT_USER_ERROR
+    except AgentRLError as error:
+        logger.debug("failed", exc_info=error)
+        sys.stderr.write(f"agentrl: {type(error).__name__}: {error}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output left, e.g. `agentrl inspect RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _dispatch(tokens: list[str]) -> int:
+    top = UsageParser(prog="agentrl", description="Reinforcement learning for tool-using language agents.")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.summary, add_help=False)
+    chosen, _ = top.parse_known_args(tokens[:1])
+    if chosen.command is None:
+        top.print_help()
+        return EXIT_USER_ERROR
+    command = COMMANDS[chosen.command]
+    module = importlib.import_module(command.module)
+    parser = _command_parser(chosen.command, command)
+    module.add_arguments(parser)
+    invocation = parse_invocation(parser, tokens[1:], environ=os.environ, uses_stored_config=command.uses_stored_config)
+    if command.needs_run_name and invocation.arguments.run_name is None:
+        parser.error("RUN_NAME is missing")
+    if invocation.arguments.dry_run:
+        sys.stdout.write(json.dumps(masked(invocation.config), indent=2) + "\n")
+        return 0
+    code: int = module.run(invocation)
+    return code
+
+
+def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:
+    parser = UsageParser(
+        prog=f"agentrl {name}",
+        description=command.summary,
+        epilog="Every setting is a flag as well, e.g. --learning_rate 1e-4: see docs/configuration.md.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML or JSON file with settings")
+    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the resolved configuration and exit")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Running one process of a run: logging, event loop, orderly end on SIGTERM and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from agentrl.config import RunConfig
+from agentrl.telemetry import setup_logging
+
+Body = Callable[[asyncio.Event], Awaitable[None]]
+
+
+def run_service(config: RunConfig, *, process_name: str, body: Body) -> int:
+    """Run `body` with an event that is set on SIGTERM and SIGINT; exit code 0 if it then returns.
+
+    A second signal ends the process without further clean-up.
+    """
+    is_verbose = sys.stderr.isatty()
+    setup_logging(process_name, log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=is_verbose)
+    uvloop.run(with_stop_signals(body))
+    return 0
+
+
+async def with_stop_signals(body: Body) -> None:
+    """Call `body` with an event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def request_stop(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, request_stop, number)
+    await body(stop)
+
+
+async def until_stopped(work: Awaitable[None], *, stop: asyncio.Event) -> None:
+    """Await `work`; when `stop` is set first, cancel it and let it clean up. Its own failure is raised."""
+    running = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if running.done():
+        running.result()
+        return
+    running.cancel()
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()

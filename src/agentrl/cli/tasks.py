@@ -1,0 +1,60 @@
+"""`agentrl tasks load RUN_NAME`: the task file into the run's database. `agentrl tasks generate`: the laptop tasks."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import uvloop
+from rich.console import Console
+
+from agentrl.cli.connect import open_run_store
+from agentrl.cli.invocation import Invocation
+from agentrl.config import RunConfig
+from agentrl.config.load import ASSETS_DIR
+from agentrl.errors import ConfigError, UnavailableError
+from agentrl.protocols import TaskStore
+from agentrl.rollout.dataset import build_tasks, load_task_rows
+from agentrl.scoring import MCPScorerFactory
+
+TRAIN_SPLIT = "train"
+GENERATOR = ASSETS_DIR / "laptop" / "generate_tasks.py"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do, and for which run."""
+    parser.add_argument(
+        "action", choices=("load", "generate"), help="load --train_file, or write the laptop task files"
+    )
+    parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
+
+
+def run(invocation: Invocation) -> int:
+    """Load or generate."""
+    config = invocation.config
+    console = Console()
+    if invocation.arguments.action == "generate":
+        generate_laptop_tasks(config)
+        console.print(f"wrote {config.run.train_file} and {config.run.eval_file}")
+        return 0
+    num_rows, num_new = uvloop.run(_load(config))
+    console.print(f"{num_rows} tasks in {config.run.train_file}, {num_new} of them new in run {config.run.run_name}")
+    return 0
+
+
+async def load_train_tasks(config: RunConfig, store: TaskStore) -> tuple[int, int]:
+    """Enqueue the training file as epoch 0; ids already there are left alone. Returns (rows, new ones).
+
+    Raises DatasetError listing bad rows, ConfigError without a file.
+    """
+    if config.run.train_file is None:
+        raise ConfigError("train_file is not set: give --train_file tasks.jsonl (one JSON object per line)")
+    rows = load_task_rows(config.run.train_file, known_scorers=MCPScorerFactory.names())
+    tasks = build_tasks(rows, split=TRAIN_SPLIT, epoch=0, num_generations=config.rollout.num_generations)
+    return len(rows), await store.insert_tasks(tasks)
+
+
+async def _load(config: RunConfig) -> tuple[int, int]:
+    async with open_run_store(config, may_start=True) as store:
+        return await load_train_tasks(config, store)

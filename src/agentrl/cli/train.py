@@ -1,0 +1,85 @@
+"""`agentrl train RUN_NAME`: one trainer process; `accelerate launch` runs it on every rank."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from agentrl.cli.connect import prepared_store
+from agentrl.cli.invocation import Invocation
+from agentrl.config import RunConfig
+from agentrl.errors import StoreError, UnavailableError
+from agentrl.protocols import MetricSink, TrainStore
+from agentrl.telemetry import JsonlSink, setup_logging
+from agentrl.types import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run."""
+    parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
+
+
+def run(invocation: Invocation) -> int:
+    """Train until max_steps."""
+    from agentrl.train.loop import train
+
+    config = invocation.config
+    setup_logging(
+        "trainer", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty()
+    )
+    heartbeat = Heartbeat(config)
+    if os.environ.get("RANK", "0") == "0":
+        heartbeat.start()
+
+    async def open_train_store() -> TrainStore:
+        return await prepared_store(config)
+
+    def open_sinks() -> Sequence[MetricSink]:
+        return [JsonlSink(config.run.run_dir / "metrics.jsonl")]
+
+    train(config, open_store=open_train_store, sinks=open_sinks, report=heartbeat.report)
+    return 0
+
+
+class Heartbeat(threading.Thread):
+    """Tells the store every `heartbeat_s` that the trainer lives and what it does, also while it computes."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._config = config
+        self._phase = "start"
+        self._started_at = datetime.now(UTC)
+
+    def report(self, phase: str, step: int) -> None:
+        """What the trainer does from now on."""
+        self._phase = f"step {step}, {phase}"
+
+    def run(self) -> None:
+        """Beat until the process ends."""
+        with suppress(UnavailableError):  # the trainer itself reports that
+            asyncio.run(self._beat())
+
+    async def _beat(self) -> None:
+        store = await prepared_store(self._config)
+        while True:
+            try:
+                await store.put_worker(self._describe())
+            except StoreError as error:
+                logger.warning("heartbeat: %s", error)
+            await asyncio.sleep(self._config.store.heartbeat_s)
+
+    def _describe(self) -> Worker:
+        host, pid = socket.gethostname(), os.getpid()
+        return Worker(
+            id=f"trainer-{host}-{pid}", kind="trainer", host=host, pid=pid, phase=self._phase, started_at=self._started_at
+        )

@@ -1,0 +1,161 @@
+"""How a run is going, as one value, and how that looks: a few lines for the live view, tables for `agentrl status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.inspector.curves import sparkline
+from agentrl.types import InferenceService, StepStatus, TaskStatus, TrainStep, Worker
+
+RECENT_STEPS = 40
+RATE_STEPS = 5  # steps whose duration speaks for the present
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """One look at a run. `steps` is the committed ledger, in order."""
+
+    run_name: str
+    max_steps: int
+    steps: tuple[TrainStep, ...]
+    tasks: Mapping[TaskStatus, int]
+    workers: tuple[Worker, ...]
+    services: tuple[InferenceService, ...]
+    num_restarts: int = 0
+
+    @property
+    def step(self) -> int:
+        """The newest committed step."""
+        return self.steps[-1].step if self.steps else 0
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Mean reward of each committed step that sampled."""
+        return tuple(step.metrics["reward"] for step in self.steps if "reward" in step.metrics)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Trajectories being sampled now."""
+        return sum(worker.num_running for worker in self.workers if worker.kind != "trainer")
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Of the last few steps."""
+        times = [step.committed_at for step in self.steps[-RATE_STEPS - 1 :] if step.committed_at is not None]
+        if len(times) < 2:
+            return None
+        return (times[-1] - times[0]).total_seconds() / (len(times) - 1)
+
+    @property
+    def remaining(self) -> timedelta | None:
+        """Estimated time to the last step."""
+        pace = self.seconds_per_step
+        return None if pace is None else timedelta(seconds=round(pace * (self.max_steps - self.step)))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Sampled tokens per second of wall time over the last step's trajectories."""
+        pace = self.seconds_per_step
+        if not pace or not self.steps:
+            return None
+        metrics = self.steps[-1].metrics
+        return metrics.get("completion_tokens_mean", 0.0) * metrics.get("num_scored", 0.0) / pace
+
+
+def committed(steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+    """The committed part of a ledger, in order."""
+    return tuple(sorted((s for s in steps if s.status is StepStatus.COMMITTED), key=lambda s: s.step))
+
+
+def describe_step(progress: RunProgress) -> str:
+    """The newest step as one plain line, for logs and pipes."""
+    metrics = progress.steps[-1].metrics
+    parts = [f"step {progress.step}/{progress.max_steps}"]
+    parts += [f"{label} {metrics[name]:.3f}" for name, label in _STEP_NUMBERS if name in metrics]
+    parts += [text for text in (_rate(progress), _remaining(progress)) if text]
+    return "  ".join(parts)
+
+
+def render_progress(progress: RunProgress) -> RenderableType:
+    """The live view: four lines."""
+    bar = Table.grid(padding=(0, 1))
+    head = Text(progress.run_name, style="bold")
+    bar.add_row(
+        head, Text(f"step {progress.step}/{progress.max_steps}"),
+        ProgressBar(total=progress.max_steps, completed=progress.step, width=30),
+        Text(_remaining(progress), style="dim"),
+    )  # fmt: skip
+    return Group(bar, _reward_line(progress), _flow_line(progress), _task_line(progress))
+
+
+def render_status(progress: RunProgress, *, now: datetime) -> RenderableType:
+    """The live view and who takes part. `now` is the database server's clock."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("process", "where", "doing", "running", "waiting", "seen"):
+        table.add_column(column)
+    for service in progress.services:
+        doing = f"{service.status.value}, policy v{service.policy_version}"
+        table.add_row(
+            f"engine ({service.engine})", service.base_url, doing, str(service.num_running), str(service.num_waiting),
+            _ago(service.heartbeat_at, now=now),
+        )  # fmt: skip
+    for worker in sorted(progress.workers, key=lambda worker: (worker.kind, worker.id)):
+        where = f"{worker.host}, pid {worker.pid}"
+        table.add_row(worker.kind, where, worker.phase, str(worker.num_running), "", _ago(worker.heartbeat_at, now=now))
+    return Group(render_progress(progress), Text(), table)
+
+
+_STEP_NUMBERS = (("reward", "reward"), ("loss", "loss"), ("entropy", "entropy"), ("staleness_mean", "staleness"))
+
+
+def _reward_line(progress: RunProgress) -> Text:
+    rewards = progress.rewards
+    if not rewards:
+        return Text("reward      (no step yet)", style="dim")
+    recent = rewards[-RECENT_STEPS:]
+    line = Text("reward      ")
+    line.append(f"{rewards[-1]:.3f} ", style="bold green")
+    line.append(sparkline(recent, low=min(0.0, *recent), high=max(1.0, *recent)), style="green")
+    return line
+
+
+def _flow_line(progress: RunProgress) -> Text:
+    versions = [service.policy_version for service in progress.services]
+    parts = [f"{progress.num_in_flight} trajectories in flight"]
+    parts.append(f"policy v{max(versions)}" if versions else "no engine yet")
+    metrics = progress.steps[-1].metrics if progress.steps else {}
+    if "staleness_mean" in metrics:
+        parts.append(f"staleness {metrics['staleness_mean']:.2f} (max {metrics.get('staleness_max', 0.0):.0f})")
+    if rate := _rate(progress):
+        parts.append(rate)
+    if progress.num_restarts:
+        parts.append(f"{progress.num_restarts} restarts")
+    return Text("sampling    " + " · ".join(parts))
+
+
+def _task_line(progress: RunProgress) -> Text:
+    counts = [f"{progress.tasks.get(s, 0)} {s.value}" for s in TaskStatus if s is not TaskStatus.CONSUMED]
+    phases = [worker.phase for worker in progress.workers if worker.kind == "trainer" and worker.phase]
+    trainer = f" · trainer: {phases[-1]}" if phases else ""
+    return Text("tasks       " + " · ".join(counts) + trainer)
+
+
+def _rate(progress: RunProgress) -> str:
+    rate = progress.tokens_per_s
+    return f"{rate:,.0f} tokens/s" if rate else ""
+
+
+def _remaining(progress: RunProgress) -> str:
+    remaining = progress.remaining
+    return f"{remaining} left" if remaining else ""
+
+
+def _ago(moment: datetime | None, *, now: datetime) -> str:
+    return "never" if moment is None else f"{max(0.0, (now - moment).total_seconds()):.0f} s ago"

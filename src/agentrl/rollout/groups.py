@@ -1,0 +1,83 @@
+"""One claimed Task: its group of Records, sampled concurrently and settled once.
+
+    claim ─► open Records ─► resume or start each ─► finish each ─► settle (advantages, training rows)
+
+The claim's lease is renewed by the worker. Losing it cancels the group; whatever was committed stays, and the next
+owner continues from there. Settling is idempotent, so dying just before or after it loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from agentrl.algo.settle import settle_group
+from agentrl.config import RunConfig
+from agentrl.protocols import TaskStore
+from agentrl.rollout.agent import Agent
+from agentrl.rollout.sampler import AsyncSampler
+from agentrl.types import Record, RecordStatus, StopReason, TaskClaim, Turn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupRunner:
+    """Runs claimed groups for one process. `slots` bounds the Records in flight over all groups."""
+
+    config: RunConfig
+    store: TaskStore
+    agent: Agent
+    sampler_class: type[AsyncSampler]
+    slots: asyncio.Semaphore
+    num_in_flight: int = 0  # Records being sampled now
+
+    async def run(self, claim: TaskClaim) -> None:
+        """Bring a claimed group to its settlement. Raises StaleClaimError if the claim is lost on the way."""
+        records = await self.store.open_records(claim)
+        if claim.fence > self.config.rollout.max_task_attempts:
+            finished = [await self._give_up(claim, record) for record in records]
+        else:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(self._run_record(claim, record)) for record in records]
+            finished = [task.result() for task in running]
+        settlement, sequences = settle_group(
+            claim.task,
+            [record for record, _ in finished],
+            {record.id: turns for record, turns in finished},
+            algo=self.config.algo,
+            min_turns=self.config.rollout.min_turns,
+            adv_scaling=self.config.loss.adv_scaling,
+        )
+        await self.store.settle_task(claim, settlement, sequences)
+        logger.info(
+            "settled %s: %s%s, rewards %s",
+            claim.task.id,
+            settlement.outcome.value,
+            f" ({settlement.drop_reason})" if settlement.drop_reason else "",
+            [round(reward, 3) for reward in settlement.rewards.values()],
+        )
+
+    async def _run_record(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
+        committed = await self.store.load_turns(record) if record.turn_ids else []
+        if record.is_final:
+            return record, tuple(committed)
+        async with self.slots:
+            sampler = self.sampler_class(claim.task, record=record, committed=committed, agent=self.agent)
+            self.num_in_flight += 1
+            try:
+                final, turns = await sampler.sample()
+            finally:
+                self.num_in_flight -= 1
+        await self.store.finish_record(final)
+        return final, turns
+
+    async def _give_up(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
+        """Close a Record of a Task that was claimed too often: whoever works on it dies."""
+        if record.is_final:
+            return record, tuple(await self.store.load_turns(record))
+        error = f"claimed {claim.fence} times, max_task_attempts = {self.config.rollout.max_task_attempts}"
+        final = replace(record, status=RecordStatus.FAILED, stop_reason=StopReason.ABORTED, error=error)
+        await self.store.finish_record(final)
+        return final, ()

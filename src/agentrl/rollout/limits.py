@@ -1,0 +1,82 @@
+"""What a committed turn means, and when a rollout stops. Pure: decisions depend on committed turns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.chat import parse_completion
+from agentrl.config import RolloutConfig
+from agentrl.scoring import extract_answer
+from agentrl.types import StopReason, ToolStatus, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnReading:
+    """What the loop needs to know of a committed turn."""
+
+    text: str
+    is_truncated: bool  # cut by max_new_tokens
+    answer: str | None  # from model tokens outside thinking and tool calls
+    num_calls: int
+    tool_crashed: bool
+
+
+def read_turn(turn: Turn, *, schema: str) -> TurnReading:
+    """Interpret a turn from its stored text and tool results."""
+    text = str(turn.model.response["text"])
+    return TurnReading(
+        text=text,
+        is_truncated=turn.tokens.finish_reason == "length",
+        answer=extract_answer(parse_completion(text).content, schema=schema),
+        num_calls=len(turn.tools),
+        tool_crashed=any(tool.status == ToolStatus.CRASHED for tool in turn.tools),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one Record."""
+
+    max_turns: int
+    max_context_tokens: int  # longest context the next model call may see
+    max_identical_completions: int  # 0: any number
+    forces_final_answer: bool
+
+    @classmethod
+    def from_config(cls, rollout: RolloutConfig, *, context_length: int) -> Limits:
+        """Bounds from the settings; a completion must always fit behind the context."""
+        return cls(
+            max_turns=rollout.max_turns,
+            max_context_tokens=min(rollout.max_prompt_tokens, context_length - rollout.max_new_tokens),
+            max_identical_completions=max(0, rollout.repetition_early_stop_times),
+            forces_final_answer=rollout.force_final_answer,
+        )
+
+    @property
+    def last_turn(self) -> int:
+        """Number of turns after which the Record stops in any case."""
+        return self.max_turns + (1 if self.forces_final_answer else 0)
+
+
+def decide_stop(turns: Sequence[TurnReading], *, limits: Limits) -> StopReason | None:
+    """Why the Record stops after these turns, or None to go on.
+
+    Every limit is checked after every turn, whether or not it called a tool. The context limit needs the next
+    prompt's size and is checked by the loop.
+    """
+    if not turns:
+        return None
+    last = turns[-1]
+    if last.answer is not None:
+        return StopReason.ANSWER
+    if last.tool_crashed:
+        return StopReason.TOOL_ERROR
+    if last.is_truncated and not last.num_calls:
+        return StopReason.FORMAT_ERROR
+    if len(turns) >= limits.last_turn:
+        return StopReason.MAX_TURNS
+    identical = sum(turn.text.strip() == last.text.strip() for turn in turns)
+    if limits.max_identical_completions and identical >= limits.max_identical_completions:
+        return StopReason.REPETITION
+    return None

@@ -1,0 +1,97 @@
+"""Samplers: how one Record is made and scored. Subclass `AsyncSampler` for another kind of agent."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentrl.errors import EngineError, EngineErrorKind, ScoringError
+from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
+from agentrl.scoring import score_answer
+from agentrl.types import Record, RecordStatus, StopReason, Task, Turn
+
+
+class AsyncSampler(ABC):
+    """Makes one Record of a claimed Task. One instance, one Record; no state outlives it.
+
+    `run` samples, `evaluate_record` scores; `sample` joins them and turns every failure into a typed one. The worker
+    calls `sample` inside the claim (lease, heartbeat, settlement), so subclasses never touch the store.
+    """
+
+    def __init__(self, task: Task, *, record: Record, committed: Sequence[Turn], agent: Agent) -> None:
+        self.task = task
+        self.record = record
+        self.committed = committed
+        self.agent = agent
+
+    @abstractmethod
+    async def run(self) -> RolloutResult:
+        """Sample the trajectory, committing every turn through `agent.commit_turn`."""
+
+    @abstractmethod
+    async def evaluate_record(self, result: RolloutResult) -> float:
+        """Score a trajectory the policy ended. Raises ScoringError when no number can be had."""
+
+    async def sample(self) -> tuple[Record, tuple[Turn, ...]]:
+        """Run and score: the final header and its turns. Cancellation and StaleClaimError pass through."""
+        try:
+            async with asyncio.timeout(self.agent.rollout.record_timeout_s):
+                result = await self.run()
+        except EngineError as error:
+            return self._failed(_stop_reason_of(error), str(error)), ()
+        except TimeoutError:
+            limit = self.agent.rollout.record_timeout_s
+            return self._failed(StopReason.TIMEOUT, f"no result within turn or record_timeout_s = {limit:g}"), ()
+        if result.stop_reason.is_infrastructure:
+            return self._failed(result.stop_reason, "a tool server died during a call"), result.turns
+        try:
+            score = await self.evaluate_record(result)
+        except ScoringError as error:
+            return self._failed(StopReason.JUDGE_ERROR, str(error), record=result.record), result.turns
+        final = replace(
+            result.record,
+            status=RecordStatus.FINISHED,
+            stop_reason=result.stop_reason,
+            answer=result.answer,
+            score=score,
+            scorer=self.task.scorer,
+            finished_at=self.agent.clock(),
+        )
+        return final, result.turns
+
+    def _failed(self, reason: StopReason, message: str, *, record: Record | None = None) -> Record:
+        """A typed failure without a score."""
+        return replace(
+            record or self.record,
+            status=RecordStatus.FAILED,
+            stop_reason=reason,
+            error=message,
+            finished_at=self.agent.clock(),
+        )
+
+
+class MCPSampler(AsyncSampler):
+    """The default agent: multi-turn tool use over MCP, scored by the Task's scorer."""
+
+    async def run(self) -> RolloutResult:
+        """The loop of `rollout.agent`."""
+        return await run_rollout(self.task, record=self.record, committed=self.committed, agent=self.agent)
+
+    async def evaluate_record(self, result: RolloutResult) -> float:
+        """0 without an answer (the policy's fault); else what the Task's scorer says."""
+        if result.answer is None:
+            return 0.0
+        ground_truth = {"query": self.task.query, "answer": self.task.answer}
+        return await score_answer(self.task.scorer, result.answer, ground_truth, {})
+
+
+def _stop_reason_of(error: EngineError) -> StopReason:
+    match error.kind:
+        case EngineErrorKind.TIMEOUT:
+            return StopReason.TIMEOUT
+        case EngineErrorKind.ABORTED:
+            return StopReason.ABORTED
+        case _:
+            return StopReason.ENGINE_ERROR

@@ -1,0 +1,272 @@
+"""The sampler process: claims Tasks while there is capacity, and keeps their leases alive.
+
+    every heartbeat_s      renew all claims; cancel the groups whose claim was lost; report this worker
+    every lease_s / 3      return other workers' expired claims to the queue
+    otherwise              capacity > 0?  claim Tasks ──► one GroupRunner.run each
+                           queue empty?   enqueue the next epoch
+
+Capacity is what keeps tokens fresh: at most (max_staleness + 1) steps' worth of groups may be running, settled or in
+training at any time (DESIGN L2), so a group is never much older than the bound when it is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from agentrl.chat import ChatFormat
+from agentrl.config import RunConfig
+from agentrl.errors import StaleClaimError
+from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, Toolbox
+from agentrl.rollout.agent import Agent
+from agentrl.rollout.groups import GroupRunner
+from agentrl.rollout.sampler import AsyncSampler, MCPSampler
+from agentrl.types import ServiceStatus, TaskClaim, TaskStatus, Worker
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.05  # bounded polling is what correctness rests on; one claim attempt costs about 3 ms of server time
+MAX_IDLE_POLL_S = 0.5
+CANCEL_GRACE_S = 10.0
+
+
+async def run_sampler(
+    config: RunConfig,
+    *,
+    store: Store,
+    toolbox: Toolbox,
+    client: GenerationClient,
+    chat: ChatFormat,
+    stop: asyncio.Event,
+    sampler_class: type[AsyncSampler] = MCPSampler,
+) -> None:
+    """Sample the training split until `stop` is set; then give unfinished Tasks back and return."""
+    worker = SamplerWorker.build(
+        config, split="train", store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
+    )  # fmt: skip
+    async with worker.upkeep():
+        await worker.sample_until(stop)
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerWorker:
+    """The state of one sampler process: its groups in flight."""
+
+    config: RunConfig
+    split: str
+    store: Store
+    runner: GroupRunner
+    owner: str
+    started_at: datetime
+    epoch: int = 0
+    groups: dict[str, tuple[TaskClaim, asyncio.Task[None]]] = field(default_factory=dict)
+    background: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        *,
+        split: str,
+        store: Store,
+        toolbox: Toolbox,
+        client: GenerationClient,
+        chat: ChatFormat,
+        sampler_class: type[AsyncSampler],
+    ) -> SamplerWorker:
+        """Wire one worker for one split."""
+        agent = Agent(
+            chat=chat,
+            client=client,
+            toolbox=toolbox,
+            commit_turn=store.commit_turn,
+            rollout=config.rollout,
+            inference=config.inference,
+            tool_timeout_s=config.tools.tool_timeout_s,
+            clock=_utc_now,
+        )
+        runner = GroupRunner(
+            config=config,
+            store=store,
+            agent=agent,
+            sampler_class=sampler_class,
+            slots=asyncio.Semaphore(config.rollout.max_concurrent_samples_per_process),
+        )
+        owner = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        return cls(config=config, split=split, store=store, runner=runner, owner=owner, started_at=_utc_now())
+
+    @contextlib.asynccontextmanager
+    async def upkeep(self) -> AsyncIterator[None]:
+        """Heartbeats and the reaper while the body runs; afterwards every unfinished Task is given back."""
+        self.background = [asyncio.create_task(self._heartbeat()), asyncio.create_task(self._reap())]
+        try:
+            yield
+        finally:
+            for task in self.background:
+                task.cancel()
+            await asyncio.wait(self.background, timeout=CANCEL_GRACE_S)
+            await self._give_back()
+
+    async def sample_until(self, stop: asyncio.Event) -> None:
+        """Claim and run groups while there is capacity, enqueueing new epochs as the queue runs dry."""
+        idle_s = IDLE_POLL_S
+        while not stop.is_set():
+            self._collect()
+            capacity = await self._capacity()
+            claimed = await self.claim(capacity)
+            if capacity > 0 and not claimed and await self._refill():
+                continue
+            idle_s = IDLE_POLL_S if claimed else min(idle_s * 1.5, MAX_IDLE_POLL_S)
+            await self._wait(stop, timeout_s=idle_s)
+
+    async def drain(self) -> None:
+        """Run the split's Tasks until none is pending or running (evaluation); no admission, no new epochs."""
+        stop = asyncio.Event()
+        while True:
+            self._collect()
+            claimed = await self.claim(self._free_groups())
+            if not claimed and not self.groups:
+                counts = await self.store.count_tasks(split=self.split)
+                if not counts.get(TaskStatus.PENDING, 0) and not counts.get(TaskStatus.RUNNING, 0):
+                    return
+            await self._wait(stop, timeout_s=MAX_IDLE_POLL_S)
+
+    async def claim(self, limit: int) -> int:
+        """Claim up to `limit` Tasks and start their groups."""
+        if limit <= 0:
+            return 0
+        claims = await self.store.claim_tasks(
+            split=self.split, owner=self.owner, lease_s=self.config.store.lease_s, limit=limit
+        )
+        for claim in claims:
+            self.groups[claim.task.id] = (claim, asyncio.create_task(self.runner.run(claim), name=claim.task.id))
+        return len(claims)
+
+    def _free_groups(self) -> int:
+        """Groups this process may start: always one if it is idle, however large the group."""
+        rollout = self.config.rollout
+        most = max(1, rollout.max_concurrent_samples_per_process // rollout.num_generations)
+        return most - len(self.groups)
+
+    async def _capacity(self) -> int:
+        """How many groups may be claimed now without any of them aging beyond max_staleness."""
+        free = self._free_groups()
+        if free <= 0:
+            return 0
+        algo = self.config.algo
+        if not await serves_current_policy(self.store, max_staleness=algo.max_staleness):
+            return 0
+        outstanding = await count_outstanding(self.store, split=self.split)
+        return min(free, (algo.max_staleness + 1) * algo.tasks_per_step - outstanding)
+
+    async def _refill(self) -> bool:
+        """Enqueue the next epoch if the queue is empty; whether anything was added."""
+        counts = await self.store.count_tasks(split=self.split)
+        if counts.get(TaskStatus.PENDING, 0):
+            return False
+        limit = self.config.rollout.num_train_epochs
+        while limit is None or self.epoch + 1 < limit:
+            added = await self.store.enqueue_epoch(split=self.split, epoch=self.epoch + 1)
+            if added is None:
+                return False
+            self.epoch += 1
+            if added:
+                logger.info("enqueued epoch %d: %d tasks", self.epoch, added)
+                return True
+        return False
+
+    async def _wait(self, stop: asyncio.Event, *, timeout_s: float) -> None:
+        """Until a group ends, `stop` is set or the time is over."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            running = [task for _, task in self.groups.values()]
+            await asyncio.wait([stopping, *running], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+
+    def _collect(self) -> None:
+        """Forget finished groups; an unexpected failure ends the process (others take its Tasks over)."""
+        for upkeep in self.background:
+            if upkeep.done():
+                upkeep.result()  # without heartbeats the claims would lapse: raise what ended it
+        for task_id, (_, group) in list(self.groups.items()):
+            if not group.done():
+                continue
+            del self.groups[task_id]
+            if group.cancelled():
+                continue
+            error = group.exception()
+            if error is not None and not _is_lost_claim(error):
+                raise error
+            if error is not None:
+                logger.warning("lost the claim of %s: %s", task_id, error)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            claims = [claim for claim, _ in self.groups.values()]
+            for task_id in await self.store.renew_claims(claims, lease_s=self.config.store.lease_s) if claims else []:
+                if task_id in self.groups:
+                    self.groups[task_id][1].cancel()
+            await self.store.put_worker(self._describe())
+            await asyncio.sleep(self.config.store.heartbeat_s)
+
+    async def _reap(self) -> None:
+        while True:
+            reaped = await self.store.reap_expired_claims(split=self.split)
+            if reaped:
+                logger.warning("returned %d expired claims to the queue: %s", len(reaped), ", ".join(reaped[:5]))
+            await asyncio.sleep(self.config.store.lease_s / 3)
+
+    def _describe(self) -> Worker:
+        return Worker(
+            id=self.owner,
+            kind="sampler" if self.split == "train" else "evaluator",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            num_running=self.runner.num_in_flight,
+            phase="sampling" if self.groups else "waiting",
+            started_at=self.started_at,
+        )
+
+    async def _give_back(self) -> None:
+        """Cancel what runs and release its claims, so that others need not wait for the leases."""
+        for _, group in self.groups.values():
+            group.cancel()
+        if self.groups:
+            await asyncio.wait([group for _, group in self.groups.values()], timeout=CANCEL_GRACE_S)
+        for claim, group in self.groups.values():
+            if group.done() and (group.cancelled() or group.exception() is not None):
+                await self.store.release_claim(claim)
+        self.groups.clear()
+
+
+async def count_outstanding(store: TaskStore, *, split: str) -> int:
+    """Groups that are running, settled or in training: work the trainer has not finished with."""
+    counts = await store.count_tasks(split=split)
+    return counts.get(TaskStatus.RUNNING, 0) + counts.get(TaskStatus.SETTLED, 0)
+
+
+async def serves_current_policy(store: FleetStore, *, max_staleness: int) -> bool:
+    """Whether some service serves weights fresh enough that their tokens may still be trained."""
+    latest = await store.latest_policy()
+    if latest is None or max_staleness > 0:
+        return True
+    services = await store.list_services()
+    return any(s.status is ServiceStatus.UP and s.policy_version >= latest.version for s in services)
+
+
+def _is_lost_claim(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_lost_claim(inner) for inner in error.exceptions)
+    return isinstance(error, StaleClaimError)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)

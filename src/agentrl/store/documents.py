@@ -1,0 +1,326 @@
+"""Domain values to MongoDB documents and back, by hand, one pair of functions per collection.
+
+Every document carries `schema_version`; dates are UTC with millisecond precision (BSON). Mappings whose keys are ids are
+stored as lists of {"id", ...}: ids may hold dots. A document that needs TokenParts comes as `Encoded` with its parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from bson.binary import Binary
+
+from agentrl.store import codec
+from agentrl.store.indexes import DISPATCH
+from agentrl.types import (
+    SCHEMA_VERSION,
+    DispatchedSamplingTask,
+    DispatchKind,
+    GroupOutcome,
+    GroupSettlement,
+    Record,
+    RecordStatus,
+    SequenceSummary,
+    SettledGroup,
+    StopReason,
+    Task,
+    TaskClaim,
+    TaskStatus,
+    Turn,
+    TurnTokens,
+    VersionSpan,
+)
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A document and the TokenPart documents that must be there before it."""
+
+    document: Document
+    parts: tuple[Document, ...]
+
+
+def utc_milliseconds(moment: datetime) -> datetime:
+    """The moment as BSON keeps it."""
+    moment = moment.astimezone(UTC)
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+# --- Task ---------------------------------------------------------------------------------------------------------
+
+
+def task_to_document(task: Task, *, slot: int) -> Document:
+    """A pending Task. `slot` orders the claims: see claims.py."""
+    return {
+        "_id": task.id,
+        "schema_version": SCHEMA_VERSION,
+        "split": task.split,
+        "epoch": task.epoch,
+        "status": TaskStatus.PENDING.value,
+        "slot": slot,
+        "owner": None,
+        "lease_until": None,
+        "fence": 0,
+        "attempt": 0,
+        "settled_at": None,
+        "item_id": task.item_id,
+        "query": codec.encode_json_value(task.query),
+        "answer": codec.encode_json_value(task.answer),
+        "scorer": task.scorer,
+        "answer_schema": task.answer_schema,
+        "num_generations": task.num_generations,
+        "system_prompt": codec.encode_json_value(task.system_prompt),
+        "query_prompt": codec.encode_json_value(task.query_prompt),
+        "tools": None if task.tools is None else list(task.tools),
+        "metadata": codec.encode_json_value(task.metadata),
+    }
+
+
+def task_from_document(document: Mapping[str, Any]) -> Task:
+    """The Task without its state."""
+    tools = document["tools"]
+    return Task(
+        id=document["_id"],
+        item_id=document["item_id"],
+        split=document["split"],
+        epoch=document["epoch"],
+        query=codec.decode_json_value(document["query"]),
+        answer=codec.decode_json_value(document["answer"]),
+        scorer=document["scorer"],
+        answer_schema=document["answer_schema"],
+        num_generations=document["num_generations"],
+        system_prompt=codec.decode_json_value(document["system_prompt"]),
+        query_prompt=codec.decode_json_value(document["query_prompt"]),
+        tools=None if tools is None else tuple(tools),
+        metadata=codec.decode_json_value(document["metadata"]),
+    )
+
+
+def claim_from_document(document: Mapping[str, Any]) -> TaskClaim:
+    """The claim a running Task document stands for."""
+    return TaskClaim(
+        task=task_from_document(document),
+        owner=document["owner"],
+        fence=document["fence"],
+        lease_until=document["lease_until"],
+    )
+
+
+# --- settlement ---------------------------------------------------------------------------------------------------
+
+
+def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[SequenceSummary]) -> Document:
+    """The decision on a group as embedded in its Task."""
+    record_ids = dict.fromkeys([*settlement.rewards, *settlement.advantages])
+    return {
+        "outcome": settlement.outcome.value,
+        "drop_reason": settlement.drop_reason,
+        "num_failed": settlement.num_failed,
+        "records": [
+            {
+                "id": record_id,
+                "reward": settlement.rewards.get(record_id),
+                "advantage": settlement.advantages.get(record_id),
+            }
+            for record_id in record_ids
+        ],
+        "sequences": [
+            {
+                "id": sequence.id,
+                "num_tokens": sequence.num_tokens,
+                "num_trained_tokens": sequence.num_trained_tokens,
+                "min_policy_version": sequence.min_policy_version,
+            }
+            for sequence in sequences
+        ],
+    }
+
+
+def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> GroupSettlement:
+    """The decision embedded in the Task `task_id`."""
+    records = settlement["records"]
+    return GroupSettlement(
+        task_id=task_id,
+        outcome=GroupOutcome(settlement["outcome"]),
+        drop_reason=settlement["drop_reason"],
+        rewards={record["id"]: record["reward"] for record in records if record["reward"] is not None},
+        advantages={record["id"]: record["advantage"] for record in records if record["advantage"] is not None},
+        num_failed=settlement["num_failed"],
+    )
+
+
+def settled_group_from_document(document: Mapping[str, Any]) -> SettledGroup:
+    """A settled Task document as the planner sees it."""
+    settlement = document["settlement"]
+    return SettledGroup(
+        settlement=settlement_from_document(document["_id"], settlement),
+        sequences=tuple(SequenceSummary(**sequence) for sequence in settlement["sequences"]),
+        settled_at=document["settled_at"],
+        mean_tool_calls=document["mean_tool_calls"],
+    )
+
+
+# --- Record -------------------------------------------------------------------------------------------------------
+
+
+def record_to_document(record: Record) -> Document:
+    """A Record header. `num_turns` is what commits compare against."""
+    return {
+        "_id": record.id,
+        "schema_version": SCHEMA_VERSION,
+        "task_id": record.task_id,
+        "split": record.split,
+        "generation": record.generation,
+        "fence": record.fence,
+        "num_turns": len(record.turn_ids),
+        "turn_ids": list(record.turn_ids),
+        "turn_prompt_tokens": list(record.turn_prompt_tokens),
+        "num_prompt_tokens": record.num_prompt_tokens,
+        "num_completion_tokens": record.num_completion_tokens,
+        "num_tool_calls": record.num_tool_calls,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        **final_record_fields(record),
+    }
+
+
+def final_record_fields(record: Record) -> Document:
+    """The part of a header that `finish_record` writes, apart from the time."""
+    return {
+        "status": record.status.value,
+        "stop_reason": None if record.stop_reason is None else record.stop_reason.value,
+        "answer": codec.encode_json_value(record.answer),
+        "score": record.score,
+        "scorer": record.scorer,
+        "error": codec.encode_json_value(record.error),
+        "worker": record.worker,
+    }
+
+
+def record_from_document(document: Mapping[str, Any]) -> Record:
+    """A Record header."""
+    stop_reason = document["stop_reason"]
+    return Record(
+        id=document["_id"],
+        task_id=document["task_id"],
+        split=document["split"],
+        generation=document["generation"],
+        fence=document["fence"],
+        status=RecordStatus(document["status"]),
+        turn_ids=tuple(document["turn_ids"]),
+        turn_prompt_tokens=tuple(document["turn_prompt_tokens"]),
+        stop_reason=None if stop_reason is None else StopReason(stop_reason),
+        answer=codec.decode_json_value(document["answer"]),
+        score=document["score"],
+        scorer=document["scorer"],
+        error=codec.decode_json_value(document["error"]),
+        worker=document["worker"],
+        num_prompt_tokens=document["num_prompt_tokens"],
+        num_completion_tokens=document["num_completion_tokens"],
+        num_tool_calls=document["num_tool_calls"],
+        started_at=document["started_at"],
+        finished_at=document["finished_at"],
+    )
+
+
+# --- DispatchedSamplingTask ---------------------------------------------------------------------------------------
+
+
+def turn_to_documents(turn: Turn) -> list[Encoded]:
+    """The immutable documents of a turn: the model call, then its other calls."""
+    return [_dispatch_to_document(dispatch, turn_id=turn.model.id) for dispatch in (turn.model, *turn.tools)]
+
+
+def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> Encoded:
+    document: Document = {
+        "_id": dispatch.id,
+        "schema_version": SCHEMA_VERSION,
+        "record_id": dispatch.record_id,
+        "task_id": dispatch.task_id,
+        "turn": dispatch.turn,
+        "turn_id": turn_id,
+        "index": dispatch.index,
+        "kind": dispatch.kind.value,
+        "target": codec.encode_json_value(dispatch.target),
+        "status": str(dispatch.status),
+        "started_at": dispatch.started_at,
+        "finished_at": dispatch.finished_at,
+        "error": codec.encode_json_value(dispatch.error),
+    }
+    arrays: dict[str, codec.Array | bytes] = {}
+    if dispatch.tokens is not None:
+        tokens = dispatch.tokens
+        document["tokens"] = {
+            "parent_turn": tokens.parent_turn,
+            "finish_reason": tokens.finish_reason,
+            "version_spans": [[span.version, span.start, span.end] for span in tokens.version_spans],
+        }
+        arrays["prompt_ids"] = np.array(tokens.prompt_ids, dtype=np.int32)
+        arrays["completion_ids"] = np.array(tokens.completion_ids, dtype=np.int32)
+        arrays["logprobs"] = np.array(tokens.logprobs, dtype=np.float32)
+    for name, value in (("request", dispatch.request), ("response", dispatch.response)):
+        if codec.json_value_bytes(value) > codec.PART_BYTES // 2:
+            arrays[name] = json.dumps(value).encode("ascii")
+        else:
+            document[name] = codec.encode_json_value(value)
+    return with_payload(DISPATCH, document, arrays)
+
+
+def dispatch_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes]) -> DispatchedSamplingTask:
+    """One request and its reply."""
+    arrays = codec.unpack(document["payload"], parts=parts) if "payload" in document else {}
+    tokens = None
+    if "tokens" in document:
+        header = document["tokens"]
+        tokens = TurnTokens(
+            parent_turn=header["parent_turn"],
+            prompt_ids=_as_tuple(arrays["prompt_ids"]),
+            completion_ids=_as_tuple(arrays["completion_ids"]),
+            logprobs=_as_tuple(arrays["logprobs"]),
+            version_spans=tuple(VersionSpan(version=v, start=s, end=e) for v, s, e in header["version_spans"]),
+            finish_reason=header["finish_reason"],
+        )
+    mappings = {
+        name: json.loads(bytes(arrays[name])) if name in arrays else codec.decode_json_value(document[name])
+        for name in ("request", "response")
+    }
+    return DispatchedSamplingTask(
+        id=document["_id"],
+        record_id=document["record_id"],
+        task_id=document["task_id"],
+        turn=document["turn"],
+        index=document["index"],
+        kind=DispatchKind(document["kind"]),
+        target=codec.decode_json_value(document["target"]),
+        status=document["status"],
+        request=mappings["request"],
+        response=mappings["response"],
+        started_at=document["started_at"],
+        finished_at=document["finished_at"],
+        tokens=tokens,
+        error=codec.decode_json_value(document["error"]),
+    )
+
+
+def _as_tuple(array: codec.Array | bytes) -> tuple[Any, ...]:
+    return () if isinstance(array, bytes) else tuple(array.tolist())
+
+
+def with_payload(collection: str, document: Document, arrays: Mapping[str, codec.Array | bytes]) -> Encoded:
+    """The document with its arrays packed, and the TokenParts that did not fit into it."""
+    if not arrays:
+        return Encoded(document=document, parts=())
+    payload = codec.pack(arrays)
+    ids = codec.part_ids(collection, document["_id"], payload.header)
+    parts = tuple(
+        {"_id": part_id, "schema_version": SCHEMA_VERSION, "bytes": Binary(part)}
+        for part_id, part in zip(ids, payload.parts, strict=True)
+    )
+    return Encoded(document={**document, "payload": payload.header}, parts=parts)

@@ -1,0 +1,179 @@
+"""Documents of the trainer's and the fleet's side: training rows, ledger, policy versions, services, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.store import codec
+from agentrl.store.documents import Document, Encoded, with_payload
+from agentrl.store.indexes import SEQUENCE
+from agentrl.types import (
+    SCHEMA_VERSION,
+    DBRecordData,
+    InferenceService,
+    PolicyVersion,
+    ServiceStatus,
+    StepStatus,
+    TrainStep,
+    Worker,
+)
+
+# --- DBRecordData -------------------------------------------------------------------------------------------------
+
+
+def sequence_to_document(sequence: DBRecordData) -> Encoded:
+    """A training row."""
+    summary = sequence.summary
+    arrays: dict[str, codec.Array | bytes] = {
+        "token_ids": sequence.token_ids,
+        "loss_mask": sequence.loss_mask,
+        "advantages": sequence.advantages,
+        "policy_versions": sequence.policy_versions,
+    }
+    if sequence.behaviour_logprobs is not None:
+        arrays["behaviour_logprobs"] = sequence.behaviour_logprobs
+    document = {
+        "_id": sequence.id,
+        "schema_version": SCHEMA_VERSION,
+        "task_id": sequence.task_id,
+        "record_id": sequence.record_id,
+        "split": sequence.split,
+        "num_tokens": summary.num_tokens,
+        "num_trained_tokens": summary.num_trained_tokens,
+        "min_policy_version": summary.min_policy_version,
+        "reward": sequence.reward,
+        "turn_ids": list(sequence.turn_ids),
+    }
+    return with_payload(SEQUENCE, document, arrays)
+
+
+def sequence_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes]) -> DBRecordData:
+    """A training row."""
+    arrays: dict[str, Any] = codec.unpack(document["payload"], parts=parts)
+    return DBRecordData(
+        id=document["_id"],
+        task_id=document["task_id"],
+        record_id=document["record_id"],
+        split=document["split"],
+        token_ids=arrays["token_ids"],
+        loss_mask=arrays["loss_mask"],
+        advantages=arrays["advantages"],
+        behaviour_logprobs=arrays.get("behaviour_logprobs"),
+        policy_versions=arrays["policy_versions"],
+        reward=document["reward"],
+        turn_ids=tuple(document["turn_ids"]),
+    )
+
+
+# --- TrainStep, PolicyVersion -------------------------------------------------------------------------------------
+
+
+def step_to_document(step: TrainStep) -> Document:
+    """A ledger entry. `task_ids` is indexed: a task knows every step that used it."""
+    return {
+        "_id": step.step,
+        "schema_version": SCHEMA_VERSION,
+        "status": step.status.value,
+        "policy_version": step.policy_version,
+        "task_ids": list(step.task_ids),
+        "sequence_ids": list(step.sequence_ids),
+        "dropped": [{"id": task_id, "reason": reason} for task_id, reason in step.dropped.items()],
+        "metrics": codec.encode_json_value(step.metrics),
+        "attempts": step.attempts,
+        "planned_at": step.planned_at,
+        "committed_at": step.committed_at,
+        "checkpoint": step.checkpoint,
+    }
+
+
+def step_from_document(document: Mapping[str, Any]) -> TrainStep:
+    """A ledger entry."""
+    return TrainStep(
+        step=document["_id"],
+        status=StepStatus(document["status"]),
+        policy_version=document["policy_version"],
+        task_ids=tuple(document["task_ids"]),
+        sequence_ids=tuple(document["sequence_ids"]),
+        dropped={drop["id"]: drop["reason"] for drop in document["dropped"]},
+        metrics=codec.decode_json_value(document["metrics"]),
+        attempts=document["attempts"],
+        planned_at=document["planned_at"],
+        committed_at=document["committed_at"],
+        checkpoint=document["checkpoint"],
+    )
+
+
+def policy_to_document(version: PolicyVersion) -> Document:
+    """A published policy version. `version` repeats `_id` because only a secondary index serves ranges everywhere."""
+    return {
+        "_id": version.version,
+        "schema_version": SCHEMA_VERSION,
+        "version": version.version,
+        "path": version.path,
+        "created_at": version.created_at,
+    }
+
+
+def policy_from_document(document: Mapping[str, Any]) -> PolicyVersion:
+    """A published policy version."""
+    return PolicyVersion(version=document["version"], path=document["path"], created_at=document["created_at"])
+
+
+# --- fleet --------------------------------------------------------------------------------------------------------
+
+
+def service_to_document(service: InferenceService) -> Document:
+    """An inference service without its heartbeat, which the server stamps."""
+    return {
+        "_id": service.id,
+        "schema_version": SCHEMA_VERSION,
+        "base_url": service.base_url,
+        "status": service.status.value,
+        "policy_version": service.policy_version,
+        "engine": service.engine,
+        "num_running": service.num_running,
+        "num_waiting": service.num_waiting,
+    }
+
+
+def service_from_document(document: Mapping[str, Any]) -> InferenceService:
+    """An inference service."""
+    return InferenceService(
+        id=document["_id"],
+        base_url=document["base_url"],
+        status=ServiceStatus(document["status"]),
+        policy_version=document["policy_version"],
+        engine=document["engine"],
+        num_running=document["num_running"],
+        num_waiting=document["num_waiting"],
+        heartbeat_at=document["heartbeat_at"],
+    )
+
+
+def worker_to_document(worker: Worker) -> Document:
+    """A worker without its heartbeat, which the server stamps."""
+    return {
+        "_id": worker.id,
+        "schema_version": SCHEMA_VERSION,
+        "kind": worker.kind,
+        "host": worker.host,
+        "pid": worker.pid,
+        "num_running": worker.num_running,
+        "phase": worker.phase,
+        "started_at": worker.started_at,
+    }
+
+
+def worker_from_document(document: Mapping[str, Any]) -> Worker:
+    """A worker."""
+    return Worker(
+        id=document["_id"],
+        kind=document["kind"],
+        host=document["host"],
+        pid=document["pid"],
+        num_running=document["num_running"],
+        phase=document["phase"],
+        started_at=document["started_at"],
+        heartbeat_at=document["heartbeat_at"],
+    )

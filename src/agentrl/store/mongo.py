@@ -1,0 +1,211 @@
+"""MongoStore: the Store on MongoDB 6+ or on the embedded server. One file per duty; this one joins them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from agentrl.store.connection import Database
+from agentrl.store.fleet import Fleet
+from agentrl.store.ledger import Ledger
+from agentrl.store.reading import Reader
+from agentrl.store.sequences import SequenceRows
+from agentrl.store.tasks import TaskQueue
+from agentrl.store.turns import RecordWriter
+from agentrl.types import (
+    DBRecordData,
+    GroupSettlement,
+    InferenceService,
+    PolicyVersion,
+    Record,
+    SettledGroup,
+    Task,
+    TaskClaim,
+    TaskStatus,
+    TrainStep,
+    Turn,
+    Worker,
+)
+
+
+def open_store(uri: str, *, database: str, timeout_s: float = 20.0) -> MongoStore:
+    """The store of one run. Connects on first use; call `prepare()` before anything else.
+
+    Raises ConfigError for a URI that is none.
+    """
+    return MongoStore(Database(uri, name=database, timeout_s=timeout_s), rng=random.Random())
+
+
+class MongoStore:
+    """agentrl.protocols.Store on MongoDB. Every call is bounded, safe to repeat, and survives a server restart.
+
+    Belongs to the event loop of its first call.
+    """
+
+    def __init__(self, database: Database, *, rng: random.Random) -> None:
+        self._database = database
+        self._records = RecordWriter(database)
+        self._rows = SequenceRows(database)
+        self._tasks = TaskQueue(database, records=self._records, rows=self._rows, rng=rng)
+        self._ledger = Ledger(database)
+        self._fleet = Fleet(database)
+        self._reader = Reader(database)
+
+    async def prepare(self) -> None:
+        """See Store.prepare."""
+        await self._database.prepare()
+
+    async def close(self) -> None:
+        """See Store.close."""
+        await self._records.close()
+        await self._database.close()
+
+    # --- TaskStore ----------------------------------------------------------------------------------------------
+
+    async def insert_tasks(self, tasks: Sequence[Task]) -> int:
+        """See TaskStore.insert_tasks."""
+        return await self._tasks.insert(tasks)
+
+    async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
+        """See TaskStore.claim_tasks."""
+        return await self._tasks.claim(split=split, owner=owner, lease_s=lease_s, limit=limit)
+
+    async def renew_claims(self, claims: Sequence[TaskClaim], *, lease_s: float) -> list[str]:
+        """See TaskStore.renew_claims."""
+        return await self._tasks.renew(claims, lease_s=lease_s)
+
+    async def release_claim(self, claim: TaskClaim) -> None:
+        """See TaskStore.release_claim."""
+        await self._tasks.release(claim)
+
+    async def reap_expired_claims(self, *, split: str) -> list[str]:
+        """See TaskStore.reap_expired_claims."""
+        return await self._tasks.reap(split=split)
+
+    async def open_records(self, claim: TaskClaim) -> list[Record]:
+        """See TaskStore.open_records."""
+        return await self._records.open(claim)
+
+    async def load_turns(self, record: Record) -> list[Turn]:
+        """See TaskStore.load_turns."""
+        return await self._reader.load_turns(record)
+
+    async def commit_turn(self, record: Record, turn: Turn) -> Record:
+        """See TaskStore.commit_turn. Concurrent calls share their waits for the journal."""
+        return await self._records.commit(record, turn)
+
+    async def finish_record(self, record: Record) -> None:
+        """See TaskStore.finish_record."""
+        await self._records.finish(record)
+
+    async def settle_task(
+        self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]
+    ) -> None:
+        """See TaskStore.settle_task."""
+        await self._tasks.settle(claim, settlement, sequences)
+
+    async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:
+        """See TaskStore.count_tasks."""
+        return await self._tasks.count(split=split)
+
+    async def latest_policy(self) -> PolicyVersion | None:
+        """See TaskStore.latest_policy."""
+        return await self._ledger.latest_policy()
+
+    # --- TrainStore ---------------------------------------------------------------------------------------------
+
+    async def settled_groups(self, *, split: str, limit: int) -> list[SettledGroup]:
+        """See TrainStore.settled_groups."""
+        return await self._ledger.settled_groups(split=split, limit=limit)
+
+    async def load_sequences(self, ids: Sequence[str]) -> list[DBRecordData]:
+        """See TrainStore.load_sequences."""
+        return await self._rows.load(ids)
+
+    async def insert_sequences(self, sequences: Sequence[DBRecordData]) -> int:
+        """See TrainStore.insert_sequences."""
+        return await self._rows.insert(sequences)
+
+    async def list_sequences(self, *, split: str) -> list[str]:
+        """See TrainStore.list_sequences."""
+        return await self._rows.list(split=split)
+
+    async def plan_step(self, step: TrainStep) -> TrainStep:
+        """See TrainStore.plan_step."""
+        return await self._ledger.plan(step)
+
+    async def get_step(self, step: int) -> TrainStep | None:
+        """See TrainStore.get_step."""
+        return await self._ledger.get(step)
+
+    async def commit_step(self, step: TrainStep) -> None:
+        """See TrainStore.commit_step."""
+        await self._ledger.commit(step)
+
+    async def drop_groups(self, drops: Mapping[str, str]) -> None:
+        """See TrainStore.drop_groups."""
+        await self._ledger.drop(drops)
+
+    async def publish_policy(self, version: PolicyVersion) -> None:
+        """See TrainStore.publish_policy."""
+        await self._ledger.publish(version)
+
+    # --- FleetStore ---------------------------------------------------------------------------------------------
+
+    async def server_time(self) -> datetime:
+        """See FleetStore.server_time."""
+        return await self._database.server_time()
+
+    async def put_service(self, service: InferenceService) -> None:
+        """See FleetStore.put_service."""
+        await self._fleet.put_service(service)
+
+    async def list_services(self) -> list[InferenceService]:
+        """See FleetStore.list_services."""
+        return await self._fleet.list_services()
+
+    async def put_worker(self, worker: Worker) -> None:
+        """See FleetStore.put_worker."""
+        await self._fleet.put_worker(worker)
+
+    async def list_workers(self) -> list[Worker]:
+        """See FleetStore.list_workers."""
+        return await self._fleet.list_workers()
+
+    # --- ReadStore ----------------------------------------------------------------------------------------------
+
+    async def get_run(self) -> Mapping[str, Any] | None:
+        """See ReadStore.get_run."""
+        return await self._reader.get_run()
+
+    async def put_run(self, run: Mapping[str, Any]) -> None:
+        """See ReadStore.put_run."""
+        await self._reader.put_run(run)
+
+    async def list_records(
+        self, *, split: str | None = None, task_id: str | None = None, limit: int = 50
+    ) -> list[Record]:
+        """See ReadStore.list_records."""
+        return await self._reader.list_records(split=split, task_id=task_id, limit=limit)
+
+    async def get_record(self, record_id: str) -> Record | None:
+        """See ReadStore.get_record."""
+        return await self._reader.get_record(record_id)
+
+    async def get_task(self, task_id: str) -> Task | None:
+        """See ReadStore.get_task."""
+        return await self._reader.get_task(task_id)
+
+    async def get_settlement(self, task_id: str) -> GroupSettlement | None:
+        """See ReadStore.get_settlement."""
+        return await self._reader.get_settlement(task_id)
+
+    async def list_steps(self) -> list[TrainStep]:
+        """See ReadStore.list_steps."""
+        return await self._ledger.list_steps()
+
+    async def steps_of_task(self, task_id: str) -> list[TrainStep]:
+        """See ReadStore.steps_of_task."""
+        return await self._ledger.steps_of_task(task_id)

@@ -1,0 +1,189 @@
+"""Opens the byte streams to one MCP server, and remembers what a later error message needs.
+
+`open_transport` adds to the SDK's transports: the moment the server's stream ends is reported (`on_end`), the last
+lines of a stdio server's stderr are kept, lines on stdout that are no MCP are remembered, and HTTP limits are set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import httpx2
+from mcp.client.sse import sse_client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from agentrl.tools.config_file import ServerConfig, TransportKind
+from agentrl.tools.requests import shorten
+
+logger = logging.getLogger(__name__)
+
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+_MAX_CONNECTIONS = 64  # more parallel connections made one reset end the whole SDK session
+_CONNECT_TIMEOUT_S = 30.0
+_STDERR_LINES = 20
+_STDERR_LINE_CHARS = 500
+_STDERR_EOF_WAIT_S = 0.5
+
+Streams = tuple[Any, Any]
+
+
+class StderrTail(asyncio.Protocol):
+    """Keeps the last lines a child process wrote to stderr, and passes each on to the debug log."""
+
+    def __init__(self, server_name: str) -> None:
+        self._server_name = server_name
+        self._partial = b""
+        self._lines: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._ended = asyncio.Event()
+
+    @property
+    def lines(self) -> list[str]:
+        """Last lines, oldest first."""
+        last = self._partial.decode("utf-8", "replace")
+        return [*self._lines, last] if last.strip() else list(self._lines)
+
+    def data_received(self, data: bytes) -> None:
+        """Split what arrived into lines."""
+        *complete, partial = (self._partial + data).split(b"\n")
+        self._partial = partial[-_STDERR_LINE_CHARS:]
+        for line in complete:
+            text = shorten(line.decode("utf-8", "replace").rstrip(), limit=_STDERR_LINE_CHARS)
+            if text:
+                self._lines.append(text)
+                logger.debug("tool server %s: %s", self._server_name, text)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The child, and whatever inherited its stderr, closed it."""
+        self._ended.set()
+
+    async def wait_end(self) -> None:
+        """Give a dying process a moment to hand over its last words."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), _STDERR_EOF_WAIT_S)
+        except TimeoutError:
+            logger.debug("tool server %s: something still holds its stderr", self._server_name)
+
+
+class ConnectionNotes:
+    """What went past on one connection, for error messages."""
+
+    def __init__(self, server_name: str) -> None:
+        self.stderr = StderrTail(server_name)
+        self.garbage: str | None = None
+
+    def describe(self) -> str:
+        """The notes as the end of an error message; empty if there are none."""
+        text = ""
+        if self.garbage is not None:
+            text += f"\n  it wrote to stdout what is no MCP message: {self.garbage}"
+        if self.stderr.lines:
+            text += "\n  last lines of its stderr:\n    " + "\n    ".join(self.stderr.lines)
+        return text
+
+
+@asynccontextmanager
+async def open_transport(
+    server: ServerConfig, *, kind: TransportKind, notes: ConnectionNotes, on_end: Callable[[], None]
+) -> AsyncIterator[Streams]:
+    """Streams to `server`; `on_end` is called once nothing more can arrive. Leaves no process or socket behind."""
+    transport: AbstractAsyncContextManager[Streams]
+    if kind is TransportKind.STDIO:
+        transport = _open_stdio(server, notes)
+    elif kind is TransportKind.SSE:
+        transport = _open_sse(server)
+    else:
+        transport = _open_http(server)
+    async with transport as (read_stream, write_stream):
+        yield _WatchedStream(read_stream, notes=notes, on_end=on_end), write_stream
+
+
+@asynccontextmanager
+async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIterator[Streams]:
+    parameters = StdioServerParameters(
+        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+    )
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb", 0) as reader, os.fdopen(write_fd, "w") as errlog:
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: notes.stderr, reader)
+        try:
+            async with stdio_client(parameters, errlog=errlog) as streams:
+                errlog.close()  # the child has its own copy; ours would hide its end
+                yield streams
+            await notes.stderr.wait_end()
+        finally:
+            pipe.close()
+
+
+@asynccontextmanager
+async def _open_http(server: ServerConfig) -> AsyncIterator[Streams]:
+    timeout = httpx2.Timeout(_CONNECT_TIMEOUT_S, read=server.timeout_s + _CONNECT_TIMEOUT_S)
+    limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS)
+    async with (
+        httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, limits=limits) as client,
+        streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_EVENT_BYTES) as streams,
+    ):
+        yield streams
+
+
+def _open_sse(server: ServerConfig) -> AbstractAsyncContextManager[Streams]:
+    # The SDK declares no return type for it.
+    return cast(
+        "AbstractAsyncContextManager[Streams]",
+        sse_client(server.url, headers=dict(server.headers), timeout=_CONNECT_TIMEOUT_S),
+    )
+
+
+class _WatchedStream:
+    """The SDK's read stream, with its end and its unparsable items noted."""
+
+    def __init__(self, inner: Any, *, notes: ConnectionNotes, on_end: Callable[[], None]) -> None:
+        self._inner = inner
+        self._notes = notes
+        self._on_end = on_end
+
+    @property
+    def last_context(self) -> Any:
+        """Context of the sender, where the SDK's stream has one: the dispatcher asks for it by name."""
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> Any:
+        """Next message."""
+        try:
+            return self._note(await self._inner.receive())
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            self._on_end()
+            raise
+
+    async def aclose(self) -> None:
+        """Close the inner stream."""
+        await self._inner.aclose()
+
+    def __aiter__(self) -> _WatchedStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return self._note(await self._inner.__anext__())
+        except (StopAsyncIteration, anyio.ClosedResourceError):
+            self._on_end()
+            raise
+
+    async def __aenter__(self) -> _WatchedStream:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> Any:
+        return await self._inner.__aexit__(*exc_info)
+
+    def _note(self, item: Any) -> Any:
+        if isinstance(item, Exception):
+            self._notes.garbage = shorten(" ".join(str(item).split()), limit=_STDERR_LINE_CHARS)
+        return item

@@ -1,0 +1,158 @@
+"""Checkpoints: everything a resume needs, bitwise.
+
+    run_dir/checkpoints/step_20/          complete: it has its name only after all ranks wrote and synced
+        model.safetensors, config.json, tokenizer...   float32, loads in transformers
+        optimizer/                        AdamW state, sharded (torch.distributed.checkpoint)
+        rng_0.pt, rng_1.pt, ...           random generators of each rank
+        checkpoint.json                   step, its metrics, number of ranks
+    run_dir/checkpoints/step_25.tmp/      a kill while writing leaves this; ignored, removed at the next start
+
+The step's ledger entry may still be open when a checkpoint exists; `checkpoint.json` carries what closes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+
+from agentrl.train.export import UNFINISHED_SUFFIX, finish_directory, model_state, unwrapped, write_model
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "checkpoint.json"
+OPTIMIZER_DIR = "optimizer"
+_STEP_NAME = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+    metrics: Mapping[str, float]
+    num_processes: int
+
+
+def newest_checkpoint(checkpoints_dir: Path) -> Checkpoint | None:
+    """The complete checkpoint of the highest step, if any."""
+    found = _by_step(checkpoints_dir)
+    if not found:
+        return None
+    path = found[max(found)]
+    state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    return Checkpoint(path=path, step=state["step"], metrics=state["metrics"], num_processes=state["num_processes"])
+
+
+def checkpoint_path(checkpoints_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies, once it is complete."""
+    return checkpoints_dir / f"step_{step}"
+
+
+def save_checkpoint(
+    path: Path,
+    *,
+    accelerator: Accelerator,
+    policy: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokenizer_source: Path,
+    step: int,
+    metrics: Mapping[str, float],
+) -> None:
+    """Write one checkpoint. Every rank must call it; it exists when this returns."""
+    unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+    if accelerator.is_main_process:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    state = model_state(accelerator, policy)
+    if accelerator.is_main_process:
+        causal_lm = unwrapped(accelerator, policy).causal_lm
+        write_model(unfinished, causal_lm=causal_lm, state=state, tokenizer_source=tokenizer_source)
+    _save_optimizer(unfinished / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
+    torch.save(_random_state(), unfinished / f"rng_{accelerator.process_index}.pt")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        contents = {"step": step, "metrics": dict(metrics), "num_processes": accelerator.num_processes}
+        (unfinished / STATE_FILE).write_text(json.dumps(contents), encoding="utf-8")
+        finish_directory(path)
+    accelerator.wait_for_everyone()
+
+
+def load_training_state(
+    checkpoint: Checkpoint, *, accelerator: Accelerator, policy: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Restore optimizer and random generators; the weights come from loading the checkpoint as a model.
+
+    With another number of ranks the optimizer state is resharded and the random generators are left as seeded.
+    """
+    state = {"optimizer": get_optimizer_state_dict(policy, _bare(optimizer))}
+    with _quiet_single_process():
+        load_sharded(state, checkpoint_id=checkpoint.path / OPTIMIZER_DIR)
+    set_optimizer_state_dict(policy, _bare(optimizer), optim_state_dict=state["optimizer"])
+    if checkpoint.num_processes == accelerator.num_processes:
+        _restore_random_state(torch.load(checkpoint.path / f"rng_{accelerator.process_index}.pt", weights_only=True))
+    else:
+        log.warning(
+            "checkpoint %s was written by %d ranks, now there are %d: random generators start from the seed",
+            checkpoint.path,
+            checkpoint.num_processes,
+            accelerator.num_processes,
+        )
+
+
+def prune_checkpoints(checkpoints_dir: Path, *, keep: int) -> None:
+    """Delete all but the newest `keep` complete checkpoints."""
+    found = _by_step(checkpoints_dir)
+    for step in sorted(found)[:-keep]:
+        shutil.rmtree(found[step])
+
+
+def _by_step(checkpoints_dir: Path) -> dict[int, Path]:
+    if not checkpoints_dir.is_dir():
+        return {}
+    named = ((_STEP_NAME.fullmatch(path.name), path) for path in checkpoints_dir.iterdir())
+    return {int(match.group(1)): path for match, path in named if match and (path / STATE_FILE).is_file()}
+
+
+def _save_optimizer(directory: Path, *, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = {"optimizer": get_optimizer_state_dict(policy, _bare(optimizer))}
+    with _quiet_single_process():
+        save_sharded(state, checkpoint_id=directory)
+
+
+def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The torch optimizer inside Accelerate's wrapper."""
+    inner: Any = optimizer
+    return inner.optimizer  # type: ignore[no-any-return]  # Accelerate is not typed
+
+
+def _quiet_single_process() -> Any:
+    """Without a process group, torch.distributed.checkpoint warns that it assumes one process; that is meant."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+def _random_state() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate()}
+
+
+def _restore_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

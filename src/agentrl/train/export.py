@@ -1,0 +1,107 @@
+"""Model directories on disk: complete or not there at all.
+
+Everything the trainer writes for others (policies, checkpoints, the final model) is a folder in `save_pretrained` form,
+written beside its name (`<name>.tmp`), synced and renamed. Who sees the name sees all of it, after a kill too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from agentrl.train.model import PolicyModule
+
+UNFINISHED_SUFFIX = ".tmp"
+MODULE_PREFIX = "causal_lm."
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "additional_chat_templates",
+    "spiece.model",
+    "sentencepiece*",
+)
+
+
+@contextmanager
+def written_beside(directory: Path) -> Iterator[Path]:
+    """Yield a fresh folder beside `directory`; on success sync it and rename it, replacing what was there."""
+    unfinished = directory.with_name(directory.name + UNFINISHED_SUFFIX)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    finish_directory(directory)
+
+
+def finish_directory(directory: Path) -> None:
+    """Sync `<directory>.tmp` and give it its name."""
+    unfinished = directory.with_name(directory.name + UNFINISHED_SUFFIX)
+    for path in [*unfinished.rglob("*"), unfinished]:
+        _sync(path)
+    if directory.exists():
+        shutil.rmtree(directory)
+    unfinished.rename(directory)
+    _sync(directory.parent)
+
+
+def remove_unfinished(parent: Path) -> None:
+    """Delete what a killed process left half-written in a folder."""
+    for leftover in parent.glob(f"*{UNFINISHED_SUFFIX}"):
+        shutil.rmtree(leftover)
+
+
+def model_state(accelerator: Accelerator, policy: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Full weights by Hugging Face name, float32. Every rank must call it; only rank 0 needs the result."""
+    causal_lm = unwrapped(accelerator, policy).causal_lm
+    # named_parameters gives a tied weight one name; the state dict has it under both, and FSDP2 copies it.
+    names = {name for name, _ in [*causal_lm.named_parameters(), *causal_lm.named_buffers()]}
+    state: Mapping[str, torch.Tensor] = accelerator.get_state_dict(policy)
+    by_name = {name.removeprefix(MODULE_PREFIX): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in by_name.items() if name in names}
+
+
+def unwrapped(accelerator: Accelerator, policy: torch.nn.Module) -> PolicyModule:
+    """The PolicyModule inside whatever Accelerate wrapped around it."""
+    module: Any = accelerator.unwrap_model(policy)
+    if not isinstance(module, PolicyModule):
+        raise TypeError(f"expected a PolicyModule, got {type(module).__name__}")
+    return module
+
+
+def write_model(directory: Path, *, causal_lm: Any, state: Mapping[str, torch.Tensor], tokenizer_source: Path) -> None:
+    """Weights, config, generation config and tokenizer files into an existing folder. Rank 0 only.
+
+    The config's dtype becomes that of the weights, so that loaders with `dtype="auto"` keep it.
+    """
+    causal_lm.save_pretrained(directory, state_dict=dict(state))
+    dtype = next(iter(state.values())).dtype
+    if dtype != causal_lm.dtype:
+        config_path = directory / "config.json"
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        config_path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    for pattern in TOKENIZER_FILES:
+        for source in tokenizer_source.glob(pattern):
+            if source.is_dir():
+                shutil.copytree(source, directory / source.name)
+            else:
+                shutil.copyfile(source, directory / source.name)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

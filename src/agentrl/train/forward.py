@@ -1,0 +1,193 @@
+"""One optimizer step's mathematics: passes forward and backward with exact weights, then one guarded update.
+
+    denominators from the plan: all rows, all ranks      fixed before the first pass (L1)
+      for each pass: log-probs -> loss = sum(w * l) -> backward
+    any non-finite loss or gradient norm, on any rank -> TrainingError naming the rows; weights untouched (L3)
+    clip once -> AdamW once
+
+Old log-probs. There is one update per step, so the policy that would be recomputed as "old" is the policy itself.
+Without a rollout correction the behaviour log-probs of the engine take its place: the ratio is policy / behaviour, and
+clipping bounds how far a stale token may pull. With a rollout correction old is left out (the loss takes
+stop_gradient(policy)), so that the correction sees policy / behaviour and the clipped ratio starts at 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from agentrl.algo.losses import Loss, LossInputs, LossOutputs, build_loss, rollout_weights, token_weights
+from agentrl.config.sections import LossConfig
+from agentrl.errors import TrainingError
+from agentrl.train.batch import PassBatch
+from agentrl.train.metrics import StepTally, merge
+from agentrl.train.model import PolicyModule
+from agentrl.train.optimizer import clip_gradients, set_learning_rate
+
+MAX_NAMED_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """The denominators of a whole optimizer step, over all ranks."""
+
+    num_sequences: int  # every row of the step, also one without trained tokens
+    num_trained_tokens: int
+
+
+class Learner:
+    """Model, optimizer and loss of this rank. `step` either makes exactly one update or none and raises."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        policy: PolicyModule,
+        optimizer: torch.optim.Optimizer,
+        reference: PolicyModule | None,
+        loss: LossConfig,
+        max_grad_norm: float,
+    ) -> None:
+        self.policy = policy
+        self.optimizer = optimizer
+        self._accelerator = accelerator
+        self._reference = reference
+        self._loss = loss
+        self._loss_function: Loss = build_loss(loss)
+        self._max_grad_norm = max_grad_norm
+
+    def forward_backward(self, passes: Sequence[PassBatch], *, size: StepSize, policy_version: int) -> StepTally:
+        """Accumulate the gradient of the whole step; returns the tally of all ranks.
+
+        Raises TrainingError, on every rank, if a loss or log-prob of any rank is not finite.
+        """
+        tally = StepTally(policy_version=policy_version)
+        mean_weight = self._mean_rollout_weight(passes) if self._loss.rollout_correction_normalize else None
+        for batch in passes:
+            self._one_pass(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=mean_weight)
+        total = merge(gather_object([tally]))
+        if total.bad_row_ids:
+            self.optimizer.zero_grad()
+            raise TrainingError(
+                f"non-finite loss or log-probs in {_named(total.bad_row_ids)}; the step was not made, weights are "
+                "unchanged. Inspect these rows (agentrl inspect) and the learning rate of the steps before"
+            )
+        return total
+
+    def update(self, passes: Sequence[PassBatch], *, size: StepSize, learning_rate: float) -> float:
+        """Clip, step, clear. Returns the gradient norm before clipping.
+
+        Raises TrainingError, on every rank, if the gradient is not finite; then nothing is changed.
+        """
+        norm = clip_gradients(self.policy.parameters(), max_norm=self._max_grad_norm)
+        if not torch.isfinite(torch.tensor(norm)):
+            rows = self._rows_of_bad_gradient(passes, size=size)
+            raise TrainingError(
+                f"gradient norm is {norm} although the loss is finite; first seen in {_named(rows)}. "
+                "The step was not made, weights are unchanged"
+            )
+        set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def _one_pass(
+        self, batch: PassBatch, tally: StepTally, *, size: StepSize, mean_rollout_weight: float | None
+    ) -> None:
+        if batch.num_trained_tokens == 0:
+            # Every weight must still see a backward: other ranks wait in this pass's collectives.
+            probe_N = torch.zeros(1, dtype=torch.int64, device=batch.input_ids_BT.device)
+            logprobs_N, _ = self.policy(batch.input_ids_BT, probe_N, probe_N)
+            self._accelerator.backward(logprobs_N.sum() * 0.0)
+            return
+        logprobs_N, entropy_N = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+        behaviour_N = batch.behaviour_logprobs_N
+        mask_N = torch.ones_like(batch.labels_N, dtype=torch.bool)
+        outputs = self._loss_function(
+            LossInputs(
+                policy_logprobs=logprobs_N,
+                advantages=batch.advantages_N,
+                mask=mask_N,
+                sequence_ids=batch.sequence_ids_N,
+                weights=token_weights(
+                    mask_N,
+                    batch.sequence_ids_N,
+                    aggregation=self._loss.aggregation,
+                    num_sequences=size.num_sequences,
+                    num_tokens=size.num_trained_tokens,
+                    constant_length=self._loss.constant_length,
+                ),
+                old_logprobs=behaviour_N if self._loss.rollout_correction == "none" else None,
+                behaviour_logprobs=behaviour_N,
+                reference_logprobs=self._reference_logprobs(batch),
+                entropy=entropy_N,
+                policy_versions=batch.policy_versions_N,
+                current_version=tally.policy_version,
+                mean_rollout_weight=mean_rollout_weight,
+            )
+        )
+        tally.bad_row_ids.extend(_bad_rows(batch, outputs, logprobs_N))
+        # The loss compares old with behaviour; where old *is* behaviour its mismatch is 0 and says nothing.
+        hidden = {"mismatch_kl"} if self._loss.rollout_correction == "none" else set()
+        loss_metrics = {name: value for name, value in outputs.metrics.items() if name not in hidden}
+        tally.add(batch, logprobs_N=logprobs_N, loss_metrics=loss_metrics)
+        # Frameworks average gradients over ranks; the weights already hold the global denominator.
+        self._accelerator.backward(outputs.loss * self._accelerator.num_processes)
+
+    @torch.no_grad()
+    def _mean_rollout_weight(self, passes: Sequence[PassBatch]) -> float:
+        """Mean correction weight over the trained tokens of the step, all ranks: one more forward of every pass."""
+        total = torch.zeros(2, dtype=torch.float64, device=self._accelerator.device)
+        for cpu_batch in passes:
+            batch = cpu_batch.to(self._accelerator.device)
+            logprobs_N, _ = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+            if batch.behaviour_logprobs_N is None:
+                continue
+            correction = rollout_weights(
+                self._loss,
+                old_logprobs=logprobs_N,
+                behaviour_logprobs=batch.behaviour_logprobs_N,
+                mask=torch.ones_like(batch.labels_N, dtype=torch.bool),
+                sequence_ids=batch.sequence_ids_N,
+            )
+            total[0] += correction.weights_N.sum(dtype=torch.float64)
+            total[1] += batch.num_trained_tokens
+        weight_sum, num_tokens = self._accelerator.reduce(total, reduction="sum").tolist()
+        return float(weight_sum) / max(float(num_tokens), 1.0)
+
+    def _reference_logprobs(self, batch: PassBatch) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            logprobs_N: torch.Tensor = self._reference(batch.input_ids_BT, batch.predictors_N, batch.labels_N)[0]
+        return logprobs_N
+
+    def _rows_of_bad_gradient(self, passes: Sequence[PassBatch], *, size: StepSize) -> list[str]:
+        """Repeat the passes one by one; the rows of the first, over all ranks, whose own gradient is not finite."""
+        for batch in passes:
+            self.optimizer.zero_grad()
+            tally = StepTally(policy_version=0)
+            self._one_pass(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=1.0)
+            norm = clip_gradients(self.policy.parameters(), max_norm=self._max_grad_norm)
+            self.optimizer.zero_grad()
+            if not torch.isfinite(torch.tensor(norm)):
+                return [row_id for ids in gather_object([batch.row_ids]) for row_id in ids]
+        return [row_id for ids in gather_object([batch.row_ids for batch in passes]) for row_id in ids]
+
+
+def _bad_rows(batch: PassBatch, outputs: LossOutputs, logprobs_N: torch.Tensor) -> list[str]:
+    finite_N = torch.isfinite(logprobs_N.detach()) & torch.isfinite(outputs.token_losses.detach())
+    if bool(torch.isfinite(outputs.loss.detach())) and bool(finite_N.all()):
+        return []
+    indices = sorted(set(batch.sequence_ids_N[~finite_N].tolist())) or range(len(batch.row_ids))
+    return [batch.row_ids[index] for index in indices]
+
+
+def _named(row_ids: Sequence[str]) -> str:
+    named = ", ".join(row_ids[:MAX_NAMED_ROWS])
+    more = len(row_ids) - MAX_NAMED_ROWS
+    return f"row(s) {named}" + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,194 @@
+"""The training loop, run by every process that `accelerate launch` starts.
+
+                    samplers settle groups                                      engines load the version
+                             |                                                            ^
+    =========================|====================== database ============================|==================
+                             v                                                            |           ^
+    +-> 1 plan (rank 0) -> 2 load -> 3 forward, backward -> 4 clip, step -> 5 checkpoint -> 6 publish -> 7 commit -+
+    |     by id, into the    each rank   exact weights        once            when due        version =    metrics |
+    |     ledger first       its share   over all ranks                                       step                 |
+    +--------------------------------------------------------------------------------------------------------------+
+
+    waits for                            bounded by                     then
+    1    tasks_per_step settled groups   data_timeout_s                 UnavailableError, on every rank
+    1-7  the database                    the feed's call timeout        StoreError
+    1-6  other ranks                     the process group's timeout    torch's error
+
+What a kill leaves behind, by the phase it hit, and what the next start does (S3, L4):
+
+    1-4  a plan in the ledger, no commit          newest checkpoint; every later plan in the ledger is replayed as it is
+    5    `step_<n>.tmp`                           removed; as above
+    6-7  a checkpoint whose step is not committed published and committed from the checkpoint, not repeated
+
+So the multiset of (sequence, step) and, in float32 on one CPU, every bit of the weights equal an uninterrupted run's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from accelerate.utils import broadcast_object_list
+
+from agentrl.config.sections import RunConfig
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.protocols import MetricSink, TrainStore
+from agentrl.train.batch import build_pass
+from agentrl.train.checkpoint import checkpoint_path, prune_checkpoints, save_checkpoint
+from agentrl.train.export import write_model, written_beside
+from agentrl.train.forward import StepSize
+from agentrl.train.metrics import PhaseClock, Report
+from agentrl.train.optimizer import learning_rate_at
+from agentrl.train.planner import StepPlan, is_supervised
+from agentrl.train.session import Session, checkpoints_dir, open_session, start_model_dir
+from agentrl.types import StepStatus, TrainStep
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    config: RunConfig,
+    *,
+    open_store: Callable[[], Awaitable[TrainStore]],
+    sinks: Callable[[], Sequence[MetricSink]],
+    report: Report = lambda phase, step: None,
+) -> None:
+    """Train from the newest checkpoint (or the start model) to `max_steps`, then export run_dir/final.
+
+    `open_store` runs on a thread of its own in every process; `sinks` and `report` are only called on rank 0.
+    Raises UserError for what the user can fix, TrainingError before a wrong update, StoreError if the database is lost.
+    """
+    with open_session(config, open_store=open_store, sinks=sinks, report=report) as session:
+        finish_interrupted_step(session)
+        for step in range(session.first_step, config.train.max_steps + 1):
+            train_step(session, step)
+        export_final(session)
+
+
+def train_step(session: Session, step: int) -> None:
+    """One optimizer step, from plan to commit. Raises before the weights change, or completes."""
+    clock = PhaseClock(step=step, report=session.report)
+    with clock.phase("wait"):
+        plan = broadcast_plan(session, step)
+    with clock.phase("load"):
+        passes = [build_pass(session.feed.load(ids)) for ids in plan.passes[session.accelerator.process_index]]
+        session.feed.forget_rows()
+    size = StepSize(
+        num_sequences=len(plan.sequences),
+        num_trained_tokens=sum(sequence.num_trained_tokens for sequence in plan.sequences),
+    )
+    with clock.phase("forward_backward"):
+        tally = session.learner.forward_backward(passes, size=size, policy_version=plan.entry.policy_version)
+    learning_rate = learning_rate_at(step, session.config.train)
+    with clock.phase("optimizer"):
+        gradient_norm = session.learner.update(passes, size=size, learning_rate=learning_rate)
+    metrics = {
+        **plan.entry.metrics,
+        **tally.metrics(),
+        "grad_norm": gradient_norm,
+        "lr": learning_rate,
+        "num_tokens": float(sum(sequence.num_tokens for sequence in plan.sequences)),
+        "num_sequences": float(len(plan.sequences)),
+    }
+    finish_step(session, plan.entry, metrics=metrics, clock=clock)
+
+
+def broadcast_plan(session: Session, step: int) -> StepPlan:
+    """Rank 0 plans; every rank gets the plan, or raises what rank 0 raised."""
+    message: list[StepPlan | AgentRLError | None] = [None]
+    if session.rank_zero is not None:
+        try:
+            message[0] = session.rank_zero.planner.plan(step)
+        except AgentRLError as error:
+            message[0] = error
+    broadcast_object_list(message)
+    plan = message[0]
+    if isinstance(plan, AgentRLError):
+        raise plan
+    if plan is None:
+        raise AssertionError("rank 0 broadcast no plan")
+    return plan
+
+
+def finish_step(session: Session, entry: TrainStep, *, metrics: Mapping[str, float], clock: PhaseClock) -> None:
+    """Make the updated weights durable and known, in this order: checkpoint, policy version, ledger, sinks."""
+    config = session.config.train
+    is_due = entry.step % config.save_steps == 0 or entry.step == config.max_steps
+    path = checkpoint_path(checkpoints_dir(session.config), entry.step)
+    if is_due:
+        with clock.phase("checkpoint"):
+            save_checkpoint(
+                path,
+                accelerator=session.accelerator,
+                policy=session.learner.policy,
+                optimizer=session.learner.optimizer,
+                tokenizer_source=start_model_dir(session.config),
+                step=entry.step,
+                metrics={**metrics, **clock.metrics()},
+            )
+            if session.accelerator.is_main_process:
+                prune_checkpoints(path.parent, keep=config.save_total_limit)
+    if is_due or not is_supervised(session.config):  # nobody samples from the versions between
+        with clock.phase("publish"):
+            publish(session, version=entry.step)
+    commit(session, entry, metrics=metrics, clock=clock, checkpoint=str(path) if is_due else None)
+
+
+def publish(session: Session, *, version: int) -> None:
+    """Write and announce the current weights as a policy version, unless the store knows it already."""
+    known = [session.rank_zero is not None and session.rank_zero.publisher.is_announced(version)]
+    if broadcast_object_list(known)[0]:
+        return
+    weights = session.served_weights()
+    if session.rank_zero is not None:
+        session.rank_zero.publisher.publish(version, causal_lm=session.policy.causal_lm, state=weights)
+
+
+def commit(
+    session: Session, entry: TrainStep, *, metrics: Mapping[str, float], clock: PhaseClock, checkpoint: str | None
+) -> None:
+    """Close the ledger entry, then tell the sinks and the log. Only rank 0 does anything."""
+    if session.rank_zero is None:
+        return
+    known = {**metrics, **clock.metrics()}
+    committed = replace(entry, status=StepStatus.COMMITTED, metrics=known, checkpoint=checkpoint)
+    with clock.phase("commit"):
+        session.feed.call(lambda store: store.commit_step(committed))
+    told = {**metrics, **clock.metrics()}
+    for sink in session.rank_zero.sinks:
+        sink.write(entry.step, told)
+    if entry.step % session.config.train.logging_steps == 0:
+        shown = " ".join(f"{name}={value:.4g}" for name, value in told.items())
+        log.info("step %d/%d %s", entry.step, session.config.train.max_steps, shown)
+
+
+def finish_interrupted_step(session: Session) -> None:
+    """Publish version 0 of a new run; finish the checkpoint's step if a kill left it unpublished or uncommitted."""
+    checkpoint = session.checkpoint
+    publish(session, version=0 if checkpoint is None else checkpoint.step)
+    if checkpoint is None or session.rank_zero is None:
+        return
+    entry = session.feed.call(lambda store: store.get_step(checkpoint.step))
+    if entry is None:
+        raise ConfigError(
+            f"checkpoint {checkpoint.path}: step {checkpoint.step} is not in this database's ledger, so it belongs to "
+            "another database; choose another run_name, or move the run's output folder away"
+        )
+    if entry.status is not StepStatus.COMMITTED:
+        clock = PhaseClock(step=checkpoint.step, report=session.report)
+        commit(session, entry, metrics=checkpoint.metrics, clock=clock, checkpoint=str(checkpoint.path))
+
+
+def export_final(session: Session) -> None:
+    """The trained model, for transformers and SGLang: run_dir/final."""
+    weights = session.served_weights()
+    if session.accelerator.is_main_process:
+        with written_beside(session.config.run.run_dir / "final") as directory:
+            write_model(
+                directory,
+                causal_lm=session.policy.causal_lm,
+                state=weights,
+                tokenizer_source=start_model_dir(session.config),
+            )
+    session.accelerator.wait_for_everyone()

@@ -1,0 +1,120 @@
+"""The numbers of one optimizer step: where the time went, and what the trained tokens looked like.
+
+Every rank tallies its own passes; `merge` adds the tallies of all ranks, so a metric means the same whatever the split.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentrl.algo.losses import combine_metrics
+from agentrl.train.batch import PassBatch
+from agentrl.types import Float32Array
+
+MISMATCH_QUANTILE = 0.99
+
+Int64Array = npt.NDArray[np.int64]
+
+
+Report = Callable[[str, int], None]
+"""(phase, step): a sign of life of the trainer, called at every phase change and while waiting."""
+
+
+class PhaseClock:
+    """Seconds per named phase of one step, and a sign of life as each begins: `with clock.phase("load"): ...`."""
+
+    def __init__(self, *, step: int, report: Report) -> None:
+        self._step = step
+        self._report = report
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to a phase."""
+        self._report(name, self._step)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def metrics(self) -> dict[str, float]:
+        """`seconds_<phase>` for each phase."""
+        return {f"seconds_{name}": seconds for name, seconds in self._seconds.items()}
+
+
+@dataclass(slots=True)
+class StepTally:
+    """What the trained tokens of one step looked like, on one rank.
+
+    `mismatch` holds |policy - behaviour log-prob| of the tokens sampled at exactly the version being trained: both
+    sides have equal weights there, so it measures the engines' numerical difference and nothing else.
+    """
+
+    policy_version: int
+    num_trained_tokens: int = 0
+    num_sampled_tokens: int = 0  # trained tokens with behaviour log-probs
+    logprob_sum: float = 0.0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    mismatch: list[Float32Array] = field(default_factory=list)
+    loss_parts: list[dict[str, float]] = field(default_factory=list)  # LossOutputs.metrics of each pass
+    bad_row_ids: list[str] = field(default_factory=list)
+
+    def add(self, batch: PassBatch, *, logprobs_N: torch.Tensor, loss_metrics: dict[str, float]) -> None:
+        """Count one pass."""
+        self.num_trained_tokens += batch.num_trained_tokens
+        self.loss_parts.append(loss_metrics)
+        logprobs = logprobs_N.detach().float().cpu().numpy()
+        self.logprob_sum += float(logprobs.sum(dtype=np.float64))
+        if batch.behaviour_logprobs_N is not None and logprobs.size:
+            self._add_sampled(
+                logprobs,
+                behaviour=batch.behaviour_logprobs_N.cpu().numpy(),
+                staleness=self.policy_version - batch.policy_versions_N.cpu().numpy(),
+            )
+
+    def _add_sampled(self, logprobs: Float32Array, *, behaviour: Float32Array, staleness: Int64Array) -> None:
+        self.num_sampled_tokens += logprobs.size
+        self.staleness_sum += int(staleness.sum())
+        self.staleness_max = max(self.staleness_max, int(staleness.max()))
+        self.mismatch.append(np.abs(logprobs - behaviour)[staleness == 0])
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trained tokens; what cannot be measured in this step is left out."""
+        metrics = combine_metrics(self.loss_parts)
+        metrics.pop("weight_total", None)
+        metrics["clip_fraction"] = metrics["clip_fraction_low"] + metrics["clip_fraction_high"]
+        metrics["num_trained_tokens"] = float(self.num_trained_tokens)
+        metrics["logprob_mean"] = self.logprob_sum / max(self.num_trained_tokens, 1)
+        if self.num_sampled_tokens:
+            metrics["staleness_mean"] = self.staleness_sum / self.num_sampled_tokens
+            metrics["staleness_max"] = float(self.staleness_max)
+        mismatch = np.concatenate(self.mismatch) if self.mismatch else np.zeros(0, np.float32)
+        if mismatch.size:
+            metrics["mismatch"] = float(mismatch.mean(dtype=np.float64))
+            metrics["mismatch_p99"] = float(np.quantile(mismatch, MISMATCH_QUANTILE))
+            metrics["mismatch_max"] = float(mismatch.max())
+        return metrics
+
+
+def merge(tallies: Sequence[StepTally]) -> StepTally:
+    """The tally of all ranks together."""
+    return StepTally(
+        policy_version=tallies[0].policy_version,
+        num_trained_tokens=sum(tally.num_trained_tokens for tally in tallies),
+        num_sampled_tokens=sum(tally.num_sampled_tokens for tally in tallies),
+        logprob_sum=sum(tally.logprob_sum for tally in tallies),
+        staleness_sum=sum(tally.staleness_sum for tally in tallies),
+        staleness_max=max(tally.staleness_max for tally in tallies),
+        mismatch=[part for tally in tallies for part in tally.mismatch],
+        loss_parts=[part for tally in tallies for part in tally.loss_parts],
+        bad_row_ids=[row_id for tally in tallies for row_id in tally.bad_row_ids],
+    )

@@ -1,0 +1,115 @@
+"""The policy model of the trainer: loaded, checked, and wrapped so that one forward returns log-probs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from agentrl.algo.logprobs import token_logprobs
+from agentrl.config.sections import RunConfig
+from agentrl.errors import ConfigError, UnavailableError
+
+HEAD_TOLERANCE = 1e-3
+PROBE_TOKENS = 8
+
+
+class PolicyModule(nn.Module):
+    """A Hugging Face causal language model whose forward returns log-probs of chosen tokens, never full logits.
+
+    One forward of this module touches every weight that a pass needs, the head included, so the hooks of FSDP2, DDP
+    and DeepSpeed gather them at the right time. `causal_lm` is the model to export.
+    """
+
+    def __init__(self, causal_lm: nn.Module, *, temperature: float, chunk_size: int, with_entropy: bool) -> None:
+        super().__init__()
+        self.causal_lm: Any = causal_lm
+        self.temperature = temperature
+        self.chunk_size = chunk_size
+        self.with_entropy = with_entropy
+        # Accelerate asks the model it shards for its layers by this name.
+        self._no_split_modules = causal_lm._no_split_modules
+
+    def forward(
+        self, input_ids_BT: torch.Tensor, predictors_N: torch.Tensor, labels_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-prob of each label under softmax(logits / temperature), float32, and the entropy if asked for."""
+        output = self.causal_lm.base_model(input_ids=input_ids_BT, use_cache=False)
+        hidden_ND = output.last_hidden_state.flatten(0, 1)[predictors_N]
+        logprobs_N, entropy_N = token_logprobs(
+            hidden_ND,
+            self.causal_lm.get_output_embeddings().weight,
+            labels_N,
+            temperature=self.temperature,
+            chunk_size=self.chunk_size,
+            with_entropy=self.with_entropy,
+        )
+        return logprobs_N, entropy_N
+
+    def tie_weights(self) -> None:
+        """Tie input and output embeddings again where the model shares them (after loading shards)."""
+        self.causal_lm.tie_weights()
+
+
+def load_policy(model_dir: Path, *, config: RunConfig, with_entropy: bool) -> PolicyModule:
+    """Read a model directory into float32 master weights.
+
+    With `bf16`, Accelerate computes in bfloat16 (FSDP2 mixed precision or autocast); the optimizer keeps float32.
+    Raises UnavailableError if there is no model, ConfigError if its head is not a plain matrix.
+    """
+    if not (model_dir / "config.json").is_file():
+        raise UnavailableError(f"model_name_or_path = {model_dir}: no config.json there; give a local model directory")
+    causal_lm = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        dtype=torch.float32,
+        attn_implementation=config.model.attention_implementation,
+        local_files_only=True,
+    )
+    causal_lm.train()
+    if config.model.gradient_checkpointing:
+        causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return PolicyModule(
+        causal_lm,
+        temperature=sampling_temperature(config),
+        chunk_size=config.train.loss_seq_chunk_size,
+        with_entropy=with_entropy,
+    )
+
+
+def sampling_temperature(config: RunConfig) -> float:
+    """The temperature tokens are sampled at: log-probs of both sides belong to that distribution."""
+    temperature = float(config.inference.preferred_sampling_params.get("temperature", 1.0))
+    if temperature <= 0:
+        raise ConfigError(
+            f"preferred_sampling_params: temperature = {temperature:g}; greedy decoding has no distribution to train, "
+            "use a value above 0"
+        )
+    return temperature
+
+
+def check_head(policy: PolicyModule) -> None:
+    """Refuse models whose logits are not hidden states times the head's weight (soft-capping, scaling, bias).
+
+    Their log-probs would be silently wrong here. Costs one forward of a few tokens; call it before sharding.
+    """
+    causal_lm = policy.causal_lm
+    probe = torch.arange(PROBE_TOKENS, device=causal_lm.device).unsqueeze(0) % causal_lm.config.vocab_size
+    with torch.no_grad():
+        expected = causal_lm(input_ids=probe, use_cache=False).logits
+        hidden = causal_lm.base_model(input_ids=probe, use_cache=False).last_hidden_state
+        difference = (hidden @ causal_lm.get_output_embeddings().weight.T - expected).abs().max().item()
+    if not difference <= HEAD_TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise ConfigError(
+            f"{type(causal_lm).__name__}: logits are not hidden states times the output embedding "
+            f"(difference {difference:g}: soft-capping, scaling or a bias), which the chunked log-probs need"
+        )
+
+
+def prepare_torch(config: RunConfig) -> None:
+    """Seed everything random and bound the compute threads. Call once, before the model is loaded."""
+    torch.manual_seed(config.run.seed)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(config.train.train_threads)

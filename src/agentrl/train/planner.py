@@ -1,0 +1,259 @@
+"""Decides, on rank 0 and by id alone, what each optimizer step trains.
+
+    plan in the ledger?  -- yes: replay it exactly (a resume) ------------------------------+
+         | no                                                                               |
+    sampling on:  oldest `tasks_per_step` settled groups; a group with a token older than   +-> store.plan_step
+                  `max_staleness` is dropped as "stale"; groups dropped at settlement are   |   (first plan wins)
+                  consumed without being trained; a batch without signal does not step      |
+    sampling off: the next `sft_batch_size` rows of the epoch's shuffled order -------------+
+
+The plan is in the ledger before anything is trained, and carries the group metrics: a replay needs the rows only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.algo.packing import plan_micro_batches
+from agentrl.config.sections import RunConfig
+from agentrl.errors import ConfigError, UnavailableError
+from agentrl.train.feed import StoreFeed
+from agentrl.train.metrics import Report
+from agentrl.types import GroupOutcome, SequenceSummary, SettledGroup, StepStatus, TrainStep
+
+log = logging.getLogger(__name__)
+
+TRAIN_SPLIT = "train"
+STALE = "stale"
+SHORTEST_POLL_S = 0.02
+LONGEST_POLL_S = 0.2
+POLL_GROWTH = 1.5
+MAX_WASTED_TOKENS = 256  # padding worth another forward pass: about what a pass costs over its tokens
+
+Passes = tuple[tuple[tuple[str, ...], ...], ...]
+"""[rank][forward pass] -> row ids; every rank has equally many passes, some may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one optimizer step does, the same on every rank."""
+
+    entry: TrainStep  # as it is in the ledger
+    sequences: tuple[SequenceSummary, ...]  # in the order of entry.sequence_ids
+    passes: Passes
+
+
+def forward_passes(sequences: Sequence[SequenceSummary], *, num_ranks: int, max_tokens: int) -> Passes:
+    """Split a step over ranks and forward passes; every row lands in exactly one pass.
+
+    A micro-batch of `plan_micro_batches` (at most `max_tokens` real tokens) becomes passes of rows of like length, each
+    with at most `max_tokens` padded tokens (or one row) and at most MAX_WASTED_TOKENS of padding. Ranks with fewer
+    passes get empty ones, because collectives must line up.
+    """
+    lengths = {sequence.id: sequence.num_tokens for sequence in sequences}
+    micro_batches = plan_micro_batches(sequences, num_ranks=num_ranks, max_tokens=max_tokens)
+    ranks = [
+        [part for ids in rank for part in _like_lengths(ids, lengths=lengths, max_tokens=max_tokens)]
+        for rank in micro_batches
+    ]
+    num_passes = max((len(rank) for rank in ranks), default=0)
+    return tuple(tuple(rank + [()] * (num_passes - len(rank))) for rank in ranks)
+
+
+def _like_lengths(ids: Sequence[str], *, lengths: Mapping[str, int], max_tokens: int) -> list[tuple[str, ...]]:
+    parts: list[tuple[str, ...]] = []
+    part: list[str] = []
+    width = wasted = 0
+    for row_id in sorted(ids, key=lambda row_id: (-lengths[row_id], row_id)):
+        gap = width - lengths[row_id]
+        if part and (wasted + gap > MAX_WASTED_TOKENS or width * (len(part) + 1) > max_tokens):
+            parts.append(tuple(part))
+            part = []
+        if not part:
+            width, wasted, gap = lengths[row_id], 0, 0
+        part.append(row_id)
+        wasted += gap
+    return [*parts, tuple(part)] if part else parts
+
+
+def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
+    """What sampling achieved, over all groups of a step. Failed Records have no score and enter no mean."""
+    trainable = [group for group in groups if group.settlement.outcome is GroupOutcome.TRAINABLE]
+    rewards = [reward for group in groups for reward in group.settlement.rewards.values()]
+    trained_rewards = [reward for group in trainable for reward in group.settlement.rewards.values()]
+    metrics = {
+        "num_groups": float(len(groups)),
+        "num_scored": float(len(rewards)),
+        "num_failed": float(sum(group.settlement.num_failed for group in groups)),
+        "group_signal_share": len(trainable) / max(len(groups), 1),
+        "tool_calls_mean": float(np.mean([group.mean_tool_calls for group in groups])) if groups else 0.0,
+    }
+    if rewards:
+        metrics["reward"] = float(np.mean(rewards))
+    if trained_rewards:
+        completion_tokens = sum(row.num_trained_tokens for group in trainable for row in group.sequences)
+        metrics["reward_trained"] = float(np.mean(trained_rewards))
+        metrics["completion_tokens_mean"] = completion_tokens / len(trained_rewards)
+    return metrics
+
+
+def is_stale(group: SettledGroup, *, policy_version: int, max_staleness: int) -> bool:
+    """Whether any token of the group is older than the bound (L2). Rows without sampled tokens never are."""
+    oldest = policy_version - max_staleness
+    return any(0 <= row.min_policy_version < oldest for row in group.sequences)
+
+
+class StepPlanner:
+    """Plans steps for all ranks. Lives on rank 0; the loop broadcasts what it returns."""
+
+    def __init__(self, feed: StoreFeed, *, config: RunConfig, num_ranks: int, report: Report) -> None:
+        self._feed = feed
+        self._config = config
+        self._num_ranks = num_ranks
+        self._report = report
+        self._row_ids: list[str] | None = None  # of the training split, sorted; supervised training only
+        self._dropped_since_plan: dict[str, int] = {}
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of a step: the ledger's if there is one, else a new one, written before it is returned.
+
+        Raises UnavailableError if not enough groups settle within `data_timeout_s`, ConfigError if there are no rows.
+        """
+        known = self._feed.call(lambda store: store.get_step(step))
+        summaries: dict[str, SequenceSummary] = {}
+        proposal = known or self._propose(step, summaries)
+        entry = self._feed.call(lambda store: store.plan_step(proposal))
+        if not all(row_id in summaries for row_id in entry.sequence_ids):
+            summaries = {row.id: row.summary for row in self._feed.load(entry.sequence_ids)}
+        sequences = tuple(summaries[row_id] for row_id in entry.sequence_ids)
+        passes = forward_passes(sequences, num_ranks=self._num_ranks, max_tokens=self._config.train.max_tokens)
+        if is_supervised(self._config) and step < self._config.train.max_steps:
+            self._feed.prefetch(self._supervised_ids(step + 1))
+        return StepPlan(entry=entry, sequences=sequences, passes=passes)
+
+    def _propose(self, step: int, summaries: dict[str, SequenceSummary]) -> TrainStep:
+        if is_supervised(self._config):
+            return _planned(step, sequence_ids=self._supervised_ids(step))
+        groups = self._wait_for_groups(step)
+        trainable = [group for group in groups if group.settlement.outcome is GroupOutcome.TRAINABLE]
+        summaries.update((row.id, row) for group in trainable for row in group.sequences)
+        metrics = group_metrics(groups)
+        metrics.update((f"num_dropped_{reason}", float(count)) for reason, count in self._dropped_since_plan.items())
+        self._dropped_since_plan.clear()
+        return _planned(
+            step,
+            sequence_ids=list(summaries),
+            task_ids=[group.settlement.task_id for group in groups],
+            dropped=_drop_reasons(groups),
+            metrics=metrics,
+        )
+
+    def _wait_for_groups(self, step: int) -> list[SettledGroup]:
+        wanted = self._config.algo.tasks_per_step
+        pause_s = SHORTEST_POLL_S
+        deadline = time.monotonic() + self._config.train.data_timeout_s
+        while True:
+            groups = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=wanted))
+            unusable = self._unusable(groups, step=step)
+            if unusable:
+                self._drop(unusable, step=step)
+                deadline = time.monotonic() + self._config.train.data_timeout_s
+                continue
+            if len(groups) >= wanted:
+                return groups
+            if time.monotonic() > deadline:
+                raise UnavailableError(self._nothing_came(step, num_groups=len(groups)))
+            self._report("wait", step)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * POLL_GROWTH, LONGEST_POLL_S)
+
+    def _unusable(self, groups: Sequence[SettledGroup], *, step: int) -> dict[str, str]:
+        """Groups to drop without a step: the stale ones, or all of a full batch that has nothing to train."""
+        max_staleness = self._config.algo.max_staleness
+        stale = {
+            group.settlement.task_id: STALE
+            for group in groups
+            if is_stale(group, policy_version=step - 1, max_staleness=max_staleness)
+        }
+        if stale or len(groups) < self._config.algo.tasks_per_step:
+            return stale
+        has_signal = any(row.num_trained_tokens for group in groups if _trains(group) for row in group.sequences)
+        return {} if has_signal else _drop_reasons(groups, otherwise="no_trained_tokens")
+
+    def _drop(self, drops: Mapping[str, str], *, step: int) -> None:
+        self._feed.call(lambda store: store.drop_groups(drops))
+        for reason in drops.values():
+            self._dropped_since_plan[reason] = self._dropped_since_plan.get(reason, 0) + 1
+        log.info("step %d: dropped %d groups without a step: %s", step, len(drops), sorted(set(drops.values())))
+
+    def _nothing_came(self, step: int, *, num_groups: int) -> str:
+        counts = self._feed.call(lambda store: store.count_tasks(split=TRAIN_SPLIT))
+        statuses = ", ".join(f"{count} {status.value}" for status, count in counts.items())
+        return (
+            f"step {step}: {num_groups} of tasks_per_step = {self._config.algo.tasks_per_step} groups settled within "
+            f"data_timeout_s = {self._config.train.data_timeout_s:g}; tasks: {statuses or 'none'}. "
+            "Are samplers running (agentrl status), and are there tasks left?"
+        )
+
+    def _supervised_ids(self, step: int) -> list[str]:
+        if self._row_ids is None:
+            self._row_ids = self._feed.call(lambda store: store.list_sequences(split=TRAIN_SPLIT))
+        if not self._row_ids:
+            raise ConfigError('no rows of split "train" in the database: load supervised rows before training on them')
+        return supervised_batch(
+            self._row_ids, step=step, batch_size=self._config.train.sft_batch_size, seed=self._config.run.seed
+        )
+
+
+def is_supervised(config: RunConfig) -> bool:
+    """Whether steps train on rows that are there, instead of on groups that samplers settle."""
+    return not config.rollout.enable_sampling or config.loss.loss == "CROSS_ENTROPY"
+
+
+def supervised_batch(row_ids: Sequence[str], *, step: int, batch_size: int, seed: int) -> list[str]:
+    """Rows of one step, a pure function of its arguments. Steps count from 1.
+
+    Each epoch is a new order; a batch never spans epochs, so no step sees a row twice and an epoch's last batch may
+    be smaller.
+    """
+    steps_per_epoch = -(-len(row_ids) // batch_size)
+    epoch, batch = divmod(step - 1, steps_per_epoch)
+    order = np.random.default_rng((seed, epoch)).permutation(len(row_ids))
+    return [row_ids[index] for index in order[batch * batch_size : (batch + 1) * batch_size]]
+
+
+def _trains(group: SettledGroup) -> bool:
+    return group.settlement.outcome is GroupOutcome.TRAINABLE
+
+
+def _drop_reasons(groups: Sequence[SettledGroup], *, otherwise: str | None = None) -> dict[str, str]:
+    reasons = {}
+    for group in groups:
+        reason = otherwise if _trains(group) else group.settlement.drop_reason or "dropped"
+        if reason is not None:
+            reasons[group.settlement.task_id] = reason
+    return reasons
+
+
+def _planned(
+    step: int,
+    *,
+    sequence_ids: Sequence[str],
+    task_ids: Sequence[str] = (),
+    dropped: Mapping[str, str] | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> TrainStep:
+    return TrainStep(
+        step=step,
+        status=StepStatus.PLANNED,
+        policy_version=step - 1,
+        task_ids=tuple(task_ids),
+        sequence_ids=tuple(sequence_ids),
+        dropped=dict(dropped or {}),
+        metrics=dict(metrics or {}),
+    )

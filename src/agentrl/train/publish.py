@@ -1,0 +1,55 @@
+"""Weights for the inference services: run_dir/policy/v<version>, complete on disk before they are announced."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.train.export import remove_unfinished, write_model, written_beside
+from agentrl.train.feed import StoreFeed
+from agentrl.types import PolicyVersion
+
+VERSIONS_KEPT = 4  # an engine may still read the newest ones; version 0 is kept for ever
+_VERSION_NAME = re.compile(r"v(\d+)")
+
+
+class PolicyPublisher:
+    """Writes, announces and prunes policy versions. Rank 0 only.
+
+    A version that was announced is never written again: engines may have loaded it, and a replayed step makes the
+    same weights.
+    """
+
+    def __init__(self, feed: StoreFeed, *, run_dir: Path, tokenizer_source: Path) -> None:
+        self._feed = feed
+        self._policy_dir = (run_dir / "policy").resolve()
+        self._tokenizer_source = tokenizer_source
+        self._policy_dir.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self._policy_dir)
+        latest = feed.call(lambda store: store.latest_policy())
+        self._latest = -1 if latest is None else latest.version
+
+    def is_announced(self, version: int) -> bool:
+        """Whether the store has this version or a newer one."""
+        return version <= self._latest
+
+    def publish(self, version: int, *, causal_lm: Any, state: Mapping[str, torch.Tensor]) -> None:
+        """Write the weights as a model directory, then announce it, then prune old ones."""
+        directory = self._policy_dir / f"v{version}"
+        with written_beside(directory) as unfinished:
+            write_model(unfinished, causal_lm=causal_lm, state=state, tokenizer_source=self._tokenizer_source)
+        self._feed.call(lambda store: store.publish_policy(PolicyVersion(version=version, path=str(directory))))
+        self._latest = version
+        self._prune()
+
+    def _prune(self) -> None:
+        found = ((_VERSION_NAME.fullmatch(path.name), path) for path in self._policy_dir.iterdir())
+        by_version = {int(match.group(1)): path for match, path in found if match}
+        for version in sorted(by_version)[:-VERSIONS_KEPT]:
+            if version != 0:
+                shutil.rmtree(by_version[version])

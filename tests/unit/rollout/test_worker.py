@@ -1,0 +1,183 @@
+"""The sampler process's logic on the in-memory store: capacity, epochs, takeover, giving back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.chat import ChatFormat
+from agentrl.config import AlgoConfig, InferenceConfig, RolloutConfig, RunConfig, StoreConfig
+from agentrl.errors import EngineError, EngineErrorKind
+from agentrl.rollout.sampler import MCPSampler
+from agentrl.rollout.worker import SamplerWorker, count_outstanding, run_sampler
+from agentrl.store import MemoryStore
+from agentrl.tools import FunctionToolbox
+from agentrl.types import GroupOutcome, RecordStatus, Task, TaskStatus
+from scripted_engine import Script, ScriptedEngine
+from tiny_chat import write_tiny_chat
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+
+
+def add(a: int, b: int) -> str:
+    """Sum of two integers."""
+    return str(a + b)
+
+
+def make_tasks(count: int, *, num_generations: int = 2, split: str = "train") -> list[Task]:
+    return [
+        Task(
+            id=f"{split}:0:q{index}", item_id=f"q{index}", split=split, epoch=0, query=f"{index}: 2+3?", answer="5",
+            num_generations=num_generations,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def solve(request: object, depth: int) -> str:
+    """Call the tool, then answer."""
+    return CALL if depth == 0 else "<answer>5</answer>"
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_chat(tmp_path_factory.mktemp("chat"))
+
+
+def make_config(**algo: int) -> RunConfig:
+    return RunConfig(
+        store=StoreConfig(heartbeat_s=0.02, lease_s=0.3),
+        rollout=RolloutConfig(num_generations=2, max_new_tokens=200, max_prompt_tokens=2000),
+        inference=InferenceConfig(context_length=4000),
+        algo=AlgoConfig(**algo),
+    )
+
+
+@contextlib.asynccontextmanager
+async def sampler(
+    model_dir: Path, store: MemoryStore, script: Script, *, config: RunConfig, hold_depth: int | None = None
+) -> AsyncIterator[ScriptedEngine]:
+    """A running sampler; stopped in an orderly way at the end."""
+    engine = ScriptedEngine(model_dir, script)
+    engine.hold_depth = hold_depth
+    stop = asyncio.Event()
+    running = asyncio.create_task(
+        run_sampler(
+            config,
+            store=store,
+            toolbox=FunctionToolbox([add]),
+            client=engine,
+            chat=ChatFormat.load(model_dir),
+            stop=stop,
+        )
+    )
+    try:
+        yield engine
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, 10)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Poll an awaitable condition with a bound."""
+    async with asyncio.timeout(10):
+        while not await condition():  # type: ignore[misc]  # every caller passes a coroutine function
+            await asyncio.sleep(0.005)
+
+
+async def settled(store: MemoryStore) -> int:
+    return (await store.count_tasks(split="train")).get(TaskStatus.SETTLED, 0)
+
+
+async def test_every_generation_of_a_claimed_task_becomes_one_scored_record(model_dir: Path) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(3))
+    async with sampler(model_dir, store, solve, config=make_config(tasks_per_step=3, max_staleness=0)):
+        await until(lambda: _reached(store, 3))
+    records = await store.list_records(split="train")
+    assert sorted(record.id for record in records) == sorted(
+        f"train:0:q{task}/g{generation}" for task in range(3) for generation in range(2)
+    )
+    assert all(record.status is RecordStatus.FINISHED and record.score == 1.0 for record in records)
+
+
+async def _reached(store: MemoryStore, count: int) -> bool:
+    return await settled(store) >= count
+
+
+async def test_a_group_whose_members_all_fail_is_settled_as_dropped_never_as_zero_rewards(model_dir: Path) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(1))
+    error = EngineError("down", kind=EngineErrorKind.REJECTED)
+    async with sampler(model_dir, store, lambda request, depth: error, config=make_config(tasks_per_step=1)):
+        await until(lambda: _reached(store, 1))
+    settlement = await store.get_settlement("train:0:q0")
+    assert settlement is not None
+    assert (settlement.outcome, settlement.num_failed, dict(settlement.rewards)) == (GroupOutcome.DROPPED, 2, {})
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+async def test_no_more_groups_are_outstanding_than_the_staleness_bound_allows(
+    model_dir: Path, max_staleness: int
+) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(12))
+    config = make_config(tasks_per_step=2, max_staleness=max_staleness)
+    bound = 2 * (max_staleness + 1)
+    async with sampler(model_dir, store, solve, config=config):
+        await until(lambda: _reached(store, bound))
+        assert await count_outstanding(store, split="train") == bound
+
+
+async def test_an_empty_queue_is_refilled_with_the_next_epoch(model_dir: Path) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(2))
+    async with sampler(model_dir, store, solve, config=make_config(tasks_per_step=5, max_staleness=0)):
+        await until(lambda: _reached(store, 5))
+    epochs = {record.task_id.split(":")[1] for record in await store.list_records(split="train")}
+    assert epochs == {"0", "1", "2"}
+
+
+async def test_a_stopped_sampler_gives_its_tasks_back_and_another_resumes_them_mid_record(model_dir: Path) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(1))
+    config = make_config(tasks_per_step=1)
+    async with sampler(model_dir, store, solve, config=config, hold_depth=1):
+        await until(lambda: _both_have_a_turn(store))
+    assert (await store.count_tasks(split="train")).get(TaskStatus.PENDING) == 1
+    async with sampler(model_dir, store, solve, config=config) as second:
+        await until(lambda: _reached(store, 1))
+    assert len(second.requests) == 2
+    records = await store.list_records(split="train")
+    assert [len(record.turn_ids) for record in records] == [2, 2]
+    assert all(record.score == 1.0 for record in records)
+
+
+async def _both_have_a_turn(store: MemoryStore) -> bool:
+    records = await store.list_records(split="train")
+    return len(records) == 2 and all(record.turn_ids for record in records)
+
+
+async def test_a_worker_that_lost_its_claim_stops_that_group_and_carries_on(model_dir: Path) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(1))
+    engine = ScriptedEngine(model_dir, solve)
+    engine.hold_depth = 0
+    config = make_config(tasks_per_step=1)
+    worker = SamplerWorker.build(
+        config, split="train", store=store, toolbox=FunctionToolbox([add]), client=engine,
+        chat=ChatFormat.load(model_dir), sampler_class=MCPSampler,
+    )  # fmt: skip
+    assert await worker.claim(1) == 1
+    claim, group = next(iter(worker.groups.values()))
+    await store.release_claim(claim)
+    (stolen,) = await store.claim_tasks(split="train", owner="thief", lease_s=60, limit=1)
+    async with worker.upkeep():
+        await asyncio.wait([group], timeout=5)
+        assert group.cancelled()
+    assert stolen.fence == claim.fence + 1
+    assert await store.renew_claims([stolen], lease_s=60) == []
