@@ -1,4 +1,4 @@
-"""Small model directories for chat tests: a byte-level BPE trained on a few lines, and one of the templates in data/."""
+"""Small model directories for chat tests: a byte-level BPE trained on a few lines and a template of data/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 _TEMPLATES = Path(__file__).parent / "data" / "templates"
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _CORPUS = (
     "the quick brown fox searches the web for an answer and then it thinks again about the question",
     '{"name": "search", "arguments": {"query": "capital of France"}} {"name": "add", "arguments": {"a": 1, "b": 2}}',

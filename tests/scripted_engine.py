@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from agentrl.types import GenerateReply, GenerateRequest, VersionSpan
 
-Script = Callable[[GenerateRequest, int], str | BaseException]
-"""(request, number of earlier requests with a prefix of this context) -> the model's text, or what to raise."""
+Script = Callable[[str, int], str | BaseException]
+"""(context as text, number of earlier requests with a prefix of this context) -> the model's text, or what to raise."""
 
 
 class ScriptedEngine:
@@ -23,16 +23,17 @@ class ScriptedEngine:
         self.version = version
         self.requests: list[GenerateRequest] = []
         self.replies: list[GenerateReply] = []
-        self.hold_depth: int | None = None  # requests at least this deep never get a reply
+        self.holds: Callable[[str], bool] = lambda context: False  # these requests never get a reply
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """The scripted completion, ended by <|im_end|> unless max_new_tokens cuts it."""
         seen = tuple(request.input_ids)
         depth = sum(seen[: len(tuple(past.input_ids))] == tuple(past.input_ids) for past in self.requests)
         self.requests.append(request)
-        if self.hold_depth is not None and depth >= self.hold_depth:
+        context = self.tokenizer.decode(list(seen), skip_special_tokens=False)
+        if self.holds(context):
             await asyncio.Event().wait()
-        text = self.script(request, depth)
+        text = self.script(context, depth)
         if isinstance(text, BaseException):
             raise text
         ids = tuple(self.tokenizer.encode(text + "<|im_end|>", add_special_tokens=False).ids)

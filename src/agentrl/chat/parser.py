@@ -200,13 +200,24 @@ def _is_text(value: Any) -> bool:
 
 
 def _decode(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start` and where it ends. Raw line breaks in strings are accepted: models write them."""
+    """The JSON value at `start` and where it ends. Raw line breaks in strings are accepted: models write them.
+
+    Looks beyond the next opening tag only from within a string, so that a model stuck repeating the tag costs linear
+    time.
+    """
     space = _SPACE.match(text, start)
     begin = space.end() if space else start
-    try:
-        return _DECODER.raw_decode(text, begin)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos - begin}") from error
+    end = text.find(_CALL_OPEN, begin)
+    while True:
+        piece = text[begin:] if end < 0 else text[begin:end]
+        try:
+            value, length = _DECODER.raw_decode(piece)
+        except json.JSONDecodeError as error:
+            if end < 0 or not error.msg.startswith("Unterminated string"):
+                raise ValueError(f"{error.msg} at character {error.pos}") from error
+            end = text.find(_CALL_OPEN, begin + 2 * len(piece))
+        else:
+            return value, begin + length
 
 
 def _decode_all(text: str) -> Any:

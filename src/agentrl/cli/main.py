@@ -41,7 +41,11 @@ COMMANDS = {
     "status": Command(module="agentrl.cli.status", summary="Show how a run is going."),
     "inspect": Command(module="agentrl.cli.inspect", summary="Read trajectories in the terminal."),
     "eval": Command(module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks."),
-    "tasks": Command(module="agentrl.cli.tasks", summary="Load a task file into a run, or generate the laptop tasks."),
+    "tasks": Command(
+        module="agentrl.cli.tasks",
+        summary="Load a task file into a run, or generate the laptop tasks.",
+        needs_run_name=False,
+    ),
     "train": Command(module="agentrl.cli.train", summary="The trainer process."),
     "sample": Command(module="agentrl.cli.sample", summary="A sampler process."),
     "serve": Command(module="agentrl.cli.serve", summary="The inference service."),
@@ -60,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except AgentRLError as error:
         logger.debug("failed", exc_info=error)
-        sys.stderr.write(f"agentrl: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"agentrl: {error}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -83,7 +87,7 @@ def _dispatch(tokens: list[str]) -> int:
     parser = _command_parser(chosen.command, command)
     module.add_arguments(parser)
     invocation = parse_invocation(parser, tokens[1:], environ=os.environ, uses_stored_config=command.uses_stored_config)
-    if command.needs_run_name and invocation.arguments.run_name is None:
+    if command.needs_run_name and "run_name" not in invocation.config.run.model_fields_set:
         parser.error("RUN_NAME is missing")
     if invocation.arguments.dry_run:
         sys.stdout.write(json.dumps(masked(invocation.config), indent=2) + "\n")
@@ -99,6 +103,7 @@ def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:
         epilog="Every setting is a flag as well, e.g. --learning_rate 1e-4: see docs/configuration.md.",
         allow_abbrev=False,
     )
+    parser.set_defaults(run_name=None)  # for commands that take none
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML or JSON file with settings")
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the resolved configuration and exit")
     return parser

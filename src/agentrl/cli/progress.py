@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from agentrl.config import RunConfig
 from agentrl.inspector import RunProgress
-from agentrl.protocols import Store
-from agentrl.types import StepStatus, TrainStep
+from agentrl.protocols import FleetStore, Store
+from agentrl.types import InferenceService, StepStatus, TrainStep
 
 TRAIN_SPLIT = "train"
 
@@ -37,10 +37,22 @@ class ProgressReader:
             max_steps=self.config.train.max_steps,
             steps=tuple(self._steps),
             tasks=await self.store.count_tasks(split=TRAIN_SPLIT),
-            workers=tuple(w for w in await self.store.list_workers() if self._is_recent(w.heartbeat_at, now=now)),
-            services=tuple(s for s in await self.store.list_services() if self._is_recent(s.heartbeat_at, now=now)),
+            workers=tuple(
+                worker
+                for worker in await self.store.list_workers()
+                if _is_recent(worker.heartbeat_at, now=now, younger_than=self.forget_after)
+            ),
+            services=tuple(await recent_services(self.store, younger_than=self.forget_after)),
             num_restarts=num_restarts,
         )
 
-    def _is_recent(self, heartbeat_at: datetime | None, *, now: datetime) -> bool:
-        return heartbeat_at is not None and now - heartbeat_at < self.forget_after
+
+async def recent_services(store: FleetStore, *, younger_than: timedelta) -> list[InferenceService]:
+    """The inference services with a fresh heartbeat, by the database server's clock."""
+    now = await store.server_time()
+    services = await store.list_services()
+    return [service for service in services if _is_recent(service.heartbeat_at, now=now, younger_than=younger_than)]
+
+
+def _is_recent(heartbeat_at: datetime | None, *, now: datetime, younger_than: timedelta) -> bool:
+    return heartbeat_at is not None and now - heartbeat_at < younger_than

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from contextlib import aclosing, asynccontextmanager
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.chat import ChatFormat

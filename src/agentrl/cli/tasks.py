@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import uvloop
 from rich.console import Console
@@ -13,7 +14,7 @@ from agentrl.cli.connect import open_run_store
 from agentrl.cli.invocation import Invocation
 from agentrl.config import RunConfig
 from agentrl.config.load import ASSETS_DIR
-from agentrl.errors import ConfigError, UnavailableError
+from agentrl.errors import ConfigError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.dataset import build_tasks, load_task_rows
 from agentrl.scoring import MCPScorerFactory
@@ -38,6 +39,8 @@ def run(invocation: Invocation) -> int:
         generate_laptop_tasks(config)
         console.print(f"wrote {config.run.train_file} and {config.run.eval_file}")
         return 0
+    if "run_name" not in config.run.model_fields_set:
+        raise ConfigError("RUN_NAME is missing: agentrl tasks load RUN_NAME --train_file tasks.jsonl")
     num_rows, num_new = uvloop.run(_load(config))
     console.print(f"{num_rows} tasks in {config.run.train_file}, {num_new} of them new in run {config.run.run_name}")
     return 0
@@ -48,13 +51,31 @@ async def load_train_tasks(config: RunConfig, store: TaskStore) -> tuple[int, in
 
     Raises DatasetError listing bad rows, ConfigError without a file.
     """
-    if config.run.train_file is None:
-        raise ConfigError("train_file is not set: give --train_file tasks.jsonl (one JSON object per line)")
-    rows = load_task_rows(config.run.train_file, known_scorers=MCPScorerFactory.names())
+    rows = load_task_rows(_train_file(config), known_scorers=MCPScorerFactory.names())
     tasks = build_tasks(rows, split=TRAIN_SPLIT, epoch=0, num_generations=config.rollout.num_generations)
     return len(rows), await store.insert_tasks(tasks)
 
 
+def _train_file(config: RunConfig) -> Path:
+    if config.run.train_file is None:
+        raise ConfigError("train_file is not set: give --train_file tasks.jsonl (one JSON object per line)")
+    return config.run.train_file
+
+
+def generate_laptop_tasks(config: RunConfig) -> None:
+    """Write the laptop profile's train_file and eval_file. Same seed, same files."""
+    if config.run.train_file is None or config.run.eval_file is None:
+        raise ConfigError("train_file and eval_file are not set: give both, or --profile laptop")
+    subprocess.run(
+        [
+            sys.executable, str(GENERATOR), "--train_file", str(config.run.train_file),
+            "--eval_file", str(config.run.eval_file), "--seed", str(config.run.seed),
+        ],
+        check=True,
+    )  # fmt: skip
+
+
 async def _load(config: RunConfig) -> tuple[int, int]:
-    async with open_run_store(config, may_start=True) as store:
+    _train_file(config)  # before a database is started for it
+    async with open_run_store(config, may_create=True) as store:
         return await load_train_tasks(config, store)

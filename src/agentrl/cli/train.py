@@ -34,9 +34,7 @@ def run(invocation: Invocation) -> int:
     from agentrl.train.loop import train
 
     config = invocation.config
-    setup_logging(
-        "trainer", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty()
-    )
+    setup_logging("trainer", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty())
     heartbeat = Heartbeat(config)
     if os.environ.get("RANK", "0") == "0":
         heartbeat.start()
@@ -81,5 +79,10 @@ class Heartbeat(threading.Thread):
     def _describe(self) -> Worker:
         host, pid = socket.gethostname(), os.getpid()
         return Worker(
-            id=f"trainer-{host}-{pid}", kind="trainer", host=host, pid=pid, phase=self._phase, started_at=self._started_at
+            id=f"trainer-{host}-{pid}",
+            kind="trainer",
+            host=host,
+            pid=pid,
+            phase=self._phase,
+            started_at=self._started_at,
         )

@@ -72,7 +72,7 @@ class Engine:
         self.runner = ModelRunner(settings, extra_eos_ids=extra_eos_ids)
         self.vocab_size = self.runner.vocab_size
         self.failure: BaseException | None = None
-        self.on_failure: Callable[[], None] | None = None
+        self.on_failure: Callable[[], object] | None = None
         # What /model_info reports. After an update that could not flush they stay old, as in SGLang.
         self.reported_version = settings.weight_version
         self.reported_path = str(settings.model_path)
@@ -102,13 +102,21 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it is over: stopped or failed."""
+        return self._stopping
+
     def submit(self, sequence: Sequence) -> None:
         """Queue a generation; its `on_event` is called from the engine thread. Raises EngineStoppedError."""
         self._post(lambda: self._accept(sequence))
 
-    def abort(self, rid: str | None, *, message: str | None = None) -> Future[None]:
-        """End the generation `rid` and every one whose id starts with it, if `rid` itself is live; None: all."""
-        return self._call(lambda: self._abort(rid, message=message))
+    def abort(self, rid: str | None, *, message: str | None = None, exact: bool = False) -> Future[None]:
+        """End the generation `rid` and, unless `exact`, every one whose id starts with it. None: all of them.
+
+        SGLang aborts by prefix, but only when `rid` itself is live; so does this.
+        """
+        return self._call(lambda: self._abort(rid, message=message, exact=exact))
 
     def pause(self, mode: str) -> Future[None]:
         """Stop decoding; what running generations become depends on the mode, one of PAUSE_MODES."""
@@ -129,7 +137,7 @@ class Engine:
                 result.set_result(UpdateResult(success=False, message="Another weight update is waiting."))
                 return
             if abort_running:
-                self._abort(None, message=None)
+                self._abort(None)
             label = version if version is not None else self.runner.version
             self._update = _Update(directory=directory, version=label, flush_cache=flush_cache, result=result)
 
@@ -141,7 +149,7 @@ class Engine:
 
         def relabel() -> None:
             if abort_running:
-                self._abort(None, message=None)
+                self._abort(None)
             self.runner.version = self.reported_version = version
 
         return self._call(relabel)
@@ -268,12 +276,12 @@ class Engine:
     def _live(self) -> list[Sequence]:
         return [*self._running, *self._waiting, *self._held]
 
-    def _abort(self, rid: str | None, *, message: str | None) -> None:
+    def _abort(self, rid: str | None, *, message: str | None = None, exact: bool = False) -> None:
         live = self._live()
         if rid is not None and not any(sequence.rid == rid for sequence in live):
             return
         for sequence in live:
-            if rid is None or sequence.rid.startswith(rid):
+            if rid is None or sequence.rid == rid or (not exact and sequence.rid.startswith(rid)):
                 sequence.abort_message = message or ""
         if self._paused != "in_place":
             self._end_aborted()
@@ -298,7 +306,7 @@ class Engine:
 
     def _pause(self, mode: str) -> None:
         if mode == "abort":
-            self._abort(None, message=None)
+            self._abort(None)
         if mode == "retract":
             for sequence in self._running:
                 self.runner.release(sequence)

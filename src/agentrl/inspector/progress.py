@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from rich.console import Group, RenderableType
@@ -34,6 +34,10 @@ class RunProgress:
     def step(self) -> int:
         """The newest committed step."""
         return self.steps[-1].step if self.steps else 0
+
+    def up_to(self, count: int) -> RunProgress:
+        """The same run as it was after its first `count` committed steps."""
+        return replace(self, steps=self.steps[:count])
 
     @property
     def rewards(self) -> tuple[float, ...]:

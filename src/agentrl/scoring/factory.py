@@ -110,8 +110,8 @@ def load_scorers(module_path: str) -> tuple[str, ...]:
         raise ConfigError(f"scorer_module = {module_path!r} cannot be imported: {error}") from error
     if set(MCPScorerFactory.names()) == before:
         raise ConfigError(
-            f"scorer_module = {module_path!r} registers no scorer; call MCPScorerFactory.register_scorer(name, function) "
-            "at its top level"
+            f"scorer_module = {module_path!r} registers no scorer; "
+            "call MCPScorerFactory.register_scorer(name, function) at its top level"
         )
     return MCPScorerFactory.names()
 
@@ -125,7 +125,7 @@ def _refuse_reserved(name: str) -> None:
 
 
 def _as_scorer(name: str, function: Callable[..., Awaitable[float]]) -> Scorer:
-    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))):
+    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)):
         raise ConfigError(f"scorer {name!r}: {function!r} is not an async function; define it with `async def`")
     signature = inspect.signature(function)
     if _accepts(signature, 3):

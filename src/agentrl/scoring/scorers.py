@@ -27,7 +27,8 @@ _MAX_MATH_CHARS = 2000
 _LETTER_ALONE = re.compile(r"\(?\[?([A-Za-z])[)\].:]*")
 _LETTER_FIRST = re.compile(r"(?:[(\[]([A-Za-z])[)\]]|([A-Za-z])[).:])(?:\s|$)")
 _LETTER_NAMED = re.compile(
-    r"(?i:\b(?:answer|option|choice)\b(?:\s+(?:is|would be|should be))?\s*:?\s*)[(\[]?([A-Z])(?![A-Za-z])[)\]]?"
+    r"(?i:\b(?:answer|option|choice)\b(?:\s+(?:is|would be|should be))?\s*:?\s*)[(\[]?"
+    r"([A-Z](?![A-Za-z])|[a-z](?=[)\].\s]*$))"
 )
 
 
@@ -81,7 +82,7 @@ def choice_letter(text: str) -> str | None:
     if match := _LETTER_FIRST.match(bare):
         return (match.group(1) or match.group(2)).upper()
     named = [match.group(1) for match in _LETTER_NAMED.finditer(bare)]
-    return named[-1] if named else None
+    return named[-1].upper() if named else None
 
 
 def _equal(answer: str, accepted: str) -> bool:

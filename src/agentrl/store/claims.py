@@ -1,8 +1,8 @@
 """How Tasks are claimed: a bounded probe of random slots through an index, then compare-and-set with an owner token.
 
-Each pending Task has a slot, `epoch * 2^31 + random`. A claimer reads the few Tasks in a random slot range of the lowest
-epoch and takes them by `{_id, status: pending}`. Cost does not grow with the queue, claimers rarely meet, and the unique
-owner token makes a claim whose reply was lost recognisable. The range width follows the density of pending slots.
+Each pending Task has a slot, `epoch * 2^31 + random`. A claimer reads the few Tasks in a random slot range of the
+lowest epoch and takes them by `{_id, status: pending}`. Cost does not grow with the queue, claimers rarely meet, and a
+unique owner token makes a claim whose reply was lost recognisable. The width follows the density of pending slots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from agentrl.store.connection import Database
@@ -44,11 +46,11 @@ class ClaimQueue:
         claims: list[TaskClaim] = []
         while len(claims) < limit:
             wanted = limit - len(claims)
-            candidates = await self._database.run("look for pending tasks", lambda n=wanted: self._candidates(n))
+            candidates = await self._database.run("look for pending tasks", partial(self._candidates, wanted))
             if not candidates:
                 break
-            ids = candidates[:wanted]
-            claims += await self._database.run("claim tasks", lambda i=ids: self._take(i, token, lease_s))
+            take = partial(self._take, candidates[:wanted], token, lease_s)
+            claims += await self._database.run("claim tasks", take)
         return claims
 
     async def _take(self, ids: list[str], token: str, lease_s: float) -> list[TaskClaim]:
@@ -134,6 +136,11 @@ class ClaimQueue:
 def random_slot(epoch: int, rng: random.Random) -> int:
     """A slot for a Task of this epoch; drawn anew each time it becomes pending."""
     return epoch * SLOTS_PER_EPOCH + rng.randrange(SLOTS_PER_EPOCH)
+
+
+def at_epoch(task: Task, epoch: int) -> Task:
+    """The same item at another epoch."""
+    return replace(task, id=f"{task.split}:{epoch}:{task.item_id}", epoch=epoch)
 
 
 def pending_document(task: Task, *, rng: random.Random) -> Document:

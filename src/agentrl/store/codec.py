@@ -6,8 +6,8 @@
                                                           "num_parts": 2, "sha256": ...}}
     its parts           {"_id": "DispatchedSamplingTask:r/0.1#0", "bytes": Binary}, "...#1"
 
-All arrays of a document form one payload, little endian. Payloads above 256 KB are compressed (zstd level 1), and what is
-then still above 4 MiB is cut into immutable parts, so that no document comes near MongoDB's 16 MB limit.
+All arrays of a document form one payload, little endian. Payloads above 256 KB are compressed (zstd level 1), and what
+is then still above 4 MiB is cut into immutable parts, so that no document comes near MongoDB's 16 MB limit.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def part_ids(collection: str, document_id: str, header: Mapping[str, Any]) -> li
 def encode_json_value(value: Any) -> Any:
     """A JSON value as BSON: itself where BSON keeps it exactly, else its JSON text in a Binary of the user subtype.
 
-    Exact means: no integers beyond 64 bits, no lone surrogates (models write them as escapes in tool arguments), no keys
-    that MongoDB gives a meaning to. Tuples come back as lists.
+    Exact means: no integers beyond 64 bits, no lone surrogates (models write them as escapes in tool arguments), no
+    keys that MongoDB gives a meaning to. Tuples come back as lists.
     """
     if _is_bson_exact(value, depth=0):
         return value

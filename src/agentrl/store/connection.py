@@ -1,7 +1,7 @@
 """The connection to MongoDB or to the embedded server: options, bounded retries, the server's clock.
 
-Two write concerns are used. `durable` waits for the journal (or a majority) and is the default. `relaxed` does not wait:
-for heartbeats, and for header batches that a durable write and a read-back follow (turns.py). An acknowledged relaxed write
+Two write concerns are used. `durable` waits for the journal (or a majority) and is the default. `relaxed` does not: for
+heartbeats, and for header batches that a durable write and a read-back follow (turns.py). An acknowledged relaxed write
 may be gone after a crash, and the driver may reconnect without an error, so nothing else may build on one.
 """
 
@@ -13,18 +13,19 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from bson.errors import BSONError
 from bson.codec_options import CodecOptions
+from bson.errors import BSONError
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, BulkWriteError, ConfigurationError, InvalidURI, OperationFailure, PyMongoError
 from pymongo.write_concern import WriteConcern
 
 from agentrl.errors import ConfigError, StoreError, UnavailableError
-from agentrl.store.documents import Document
+from agentrl.store.documents import Document, utc_milliseconds
 from agentrl.store.indexes import INDEXES
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Database:
                 f"`agentrl db`, or set db_connection_string to one that runs"
             ) from error
         for collection, indexes in INDEXES.items():
-            await self.run("create indexes", lambda c=collection, i=indexes: self.durable(c).create_indexes(list(i)))
+            await self.run("create indexes", partial(self.durable(collection).create_indexes, list(indexes)))
 
     async def run(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an idempotent operation; repeat it with jitter while the server is away, `timeout_s` in all.
@@ -142,6 +143,10 @@ class Database:
         except BulkWriteError as error:
             return duplicate_ids(error)
         return set()
+
+    async def stamp(self, moment: datetime | None) -> datetime:
+        """The moment as BSON keeps it; None stands for now on the server."""
+        return utc_milliseconds(await self.run("read the clock", self.clock.now) if moment is None else moment)
 
     async def server_time(self) -> datetime:
         """The server's clock, asked now."""

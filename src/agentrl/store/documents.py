@@ -1,7 +1,7 @@
 """Domain values to MongoDB documents and back, by hand, one pair of functions per collection.
 
-Every document carries `schema_version`; dates are UTC with millisecond precision (BSON). Mappings whose keys are ids are
-stored as lists of {"id", ...}: ids may hold dots. A document that needs TokenParts comes as `Encoded` with its parts.
+Every document carries `schema_version`; dates are UTC with millisecond precision (BSON). Mappings whose keys are ids
+are stored as lists of {"id", ...}: ids may hold dots. Documents with TokenParts come as `Encoded`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Group commit: writes that arrive while one batch is on its way go out together in the next.
 
-A durable write waits for the journal (about 6 ms), whatever its size. With a hundred rollouts in one process the wait is
-shared instead of repeated, and a lone write is not delayed: it forms a batch of one at once.
+A durable write waits for the journal (about 6 ms), whatever its size. With a hundred rollouts in one process the wait
+is shared instead of repeated, and a lone write is not delayed: it forms a batch of one at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collection names and index declarations, as data.
 
-Every query of the store is either by `_id`, or equality on a prefix of one of these indexes plus at most one range on the
-field that follows it. Both MongoDB and the embedded server answer that form without scanning the collection.
+Every query of the store is either by `_id`, or equality on a prefix of one of these indexes plus at most one range on
+the field that follows it. MongoDB and the embedded server both answer that form without scanning the collection.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ INDEXES: Final[Mapping[str, tuple[IndexModel, ...]]] = {
         _index("split", "status", "slot"),  # claim
         _index("split", "status", "lease_until"),  # reap
         _index("split", "status", "settled_at"),  # plan
+        _index("split", "epoch"),  # the next epoch copies the first
     ),
     RECORD: (_index("split", "started_at"),),
     DISPATCH: (_index("turn_id"),),

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store import codec
 from agentrl.store.connection import Database
-from agentrl.store.documents import settled_group_from_document, utc_milliseconds
+from agentrl.store.documents import settled_group_from_document
 from agentrl.store.indexes import POLICY_VERSION, TASK, TRAIN_STEP
 from agentrl.store.ledger_documents import (
     policy_from_document,
@@ -39,13 +39,11 @@ class Ledger:
         return [settled_group_from_document(document) for document in found]
 
     async def plan(self, step: TrainStep) -> TrainStep:
-        """See TrainStore.plan_step. The marks are set again for an existing plan: a crash may have come before them."""
+        """See TrainStore.plan_step."""
         plan_token = uuid.uuid4().hex
-        planned_at = step.planned_at or await self._database.run("read the clock", self._database.clock.now)
-        plan = replace(step, status=StepStatus.PLANNED, planned_at=utc_milliseconds(planned_at))
-        stored = await self._database.run("plan a step", lambda: self._insert_plan(plan, plan_token))
-        await self._consume(stored)
-        return stored
+        planned_at = await self._database.stamp(step.planned_at)
+        plan = replace(step, status=StepStatus.PLANNED, planned_at=planned_at)
+        return await self._database.run("plan a step", lambda: self._insert_plan(plan, plan_token))
 
     async def _insert_plan(self, plan: TrainStep, plan_token: str) -> TrainStep:
         steps = self._database.durable(TRAIN_STEP)
@@ -84,12 +82,11 @@ class Ledger:
 
     async def commit(self, step: TrainStep) -> None:
         """See TrainStore.commit_step."""
-        committed_at = step.committed_at or await self._database.run("read the clock", self._database.clock.now)
         fields = {
             "status": StepStatus.COMMITTED.value,
             "metrics": codec.encode_json_value(step.metrics),
             "checkpoint": step.checkpoint,
-            "committed_at": utc_milliseconds(committed_at),
+            "committed_at": await self._database.stamp(step.committed_at),
         }
         steps = self._database.durable(TRAIN_STEP)
         result = await self._database.run(
@@ -97,6 +94,7 @@ class Ledger:
         )
         if not result.matched_count:
             raise StoreError(f"step {step.step} has no plan: call plan_step before commit_step")
+        await self._consume(step)
 
     async def list_steps(self) -> list[TrainStep]:
         """See ReadStore.list_steps."""
@@ -112,8 +110,7 @@ class Ledger:
 
     async def publish(self, version: PolicyVersion) -> None:
         """See TrainStore.publish_policy."""
-        created_at = version.created_at or await self._database.run("read the clock", self._database.clock.now)
-        document = policy_to_document(replace(version, created_at=utc_milliseconds(created_at)))
+        document = policy_to_document(replace(version, created_at=await self._database.stamp(version.created_at)))
         versions = self._database.durable(POLICY_VERSION)
         query = {"_id": version.version}
         await self._database.run("publish a policy", lambda: versions.replace_one(query, document, upsert=True))

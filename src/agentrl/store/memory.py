@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentrl.errors import StaleClaimError, StoreError
+from agentrl.store.claims import at_epoch
 from agentrl.store.turns import extend_record
 from agentrl.types import (
     DBRecordData,
@@ -88,6 +89,11 @@ class MemoryStore:
         new = {task.id: _TaskState(task=task) for task in tasks if task.id not in self._tasks}
         self._tasks |= new
         return len(new)
+
+    async def enqueue_epoch(self, *, split: str, epoch: int) -> int | None:
+        """See TaskStore.enqueue_epoch."""
+        first = [state.task for state in self._tasks.values() if (state.task.split, state.task.epoch) == (split, 0)]
+        return await self.insert_tasks([at_epoch(task, epoch) for task in first]) if first else None
 
     async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
         """See TaskStore.claim_tasks."""
@@ -276,8 +282,6 @@ class MemoryStore:
         else:
             stored = replace(known, attempts=known.attempts + 1)
         self._steps[step.step] = stored
-        for task_id in stored.task_ids:
-            self._consume(task_id, step=step.step, reason=stored.dropped.get(task_id))
         return stored
 
     def _consume(self, task_id: str, *, step: int | None, reason: str | None) -> None:
@@ -300,6 +304,8 @@ class MemoryStore:
             checkpoint=step.checkpoint,
             committed_at=step.committed_at or self._clock(),
         )
+        for task_id in step.task_ids:
+            self._consume(task_id, step=step.step, reason=step.dropped.get(task_id))
 
     async def drop_groups(self, drops: Mapping[str, str]) -> None:
         """See TrainStore.drop_groups."""

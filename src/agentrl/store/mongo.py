@@ -68,6 +68,10 @@ class MongoStore:
         """See TaskStore.insert_tasks."""
         return await self._tasks.insert(tasks)
 
+    async def enqueue_epoch(self, *, split: str, epoch: int) -> int | None:
+        """See TaskStore.enqueue_epoch."""
+        return await self._tasks.enqueue_epoch(split=split, epoch=epoch)
+
     async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
         """See TaskStore.claim_tasks."""
         return await self._tasks.claim(split=split, owner=owner, lease_s=lease_s, limit=limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from agentrl.errors import StoreError
@@ -104,7 +105,7 @@ class Reader:
         dispatches: dict[str, list[DispatchedSamplingTask]] = {turn_id: [] for turn_id in record.turn_ids}
         for start in range(0, len(record.turn_ids), _TURN_CHUNK):
             chunk = list(record.turn_ids[start : start + _TURN_CHUNK])
-            for turn_id, dispatch in await self._database.run("load turns", lambda c=chunk: self._dispatches(c)):
+            for turn_id, dispatch in await self._database.run("load turns", partial(self._dispatches, chunk)):
                 dispatches[turn_id].append(dispatch)
         return [_assemble(turn_id, found) for turn_id, found in dispatches.items()]
 
@@ -122,7 +123,7 @@ class Reader:
 
 
 def _assemble(turn_id: str, dispatches: list[DispatchedSamplingTask]) -> Turn:
-    model, *tools = sorted(dispatches, key=lambda dispatch: dispatch.index) or [None]
-    if model is None or model.id != turn_id:
+    if not any(dispatch.id == turn_id for dispatch in dispatches):
         raise StoreError(f"turn {turn_id} is committed but its model call is not in the store")
+    model, *tools = sorted(dispatches, key=lambda dispatch: dispatch.index)
     return Turn(model=model, tools=tuple(tools))

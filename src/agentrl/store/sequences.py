@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from agentrl.errors import StoreError
@@ -29,7 +30,7 @@ class SequenceRows:
         num_new = 0
         for start in range(0, len(sequences), _INSERT_CHUNK):
             encoded = [sequence_to_document(row) for row in sequences[start : start + _INSERT_CHUNK]]
-            num_new += await self._database.run("insert sequences", lambda e=encoded: self._insert(e))
+            num_new += await self._database.run("insert sequences", partial(self._insert, encoded))
             await asyncio.sleep(0)
         return num_new
 
@@ -45,7 +46,7 @@ class SequenceRows:
         rows: dict[str, DBRecordData] = {}
         for start in range(0, len(ids), _LOAD_CHUNK):
             chunk = list(ids[start : start + _LOAD_CHUNK])
-            for row in await self._database.run("load sequences", lambda c=chunk: self._load(c)):
+            for row in await self._database.run("load sequences", partial(self._load, chunk)):
                 rows[row.id] = row
         missing = [row_id for row_id in ids if row_id not in rows]
         if missing:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from agentrl.errors import StaleClaimError
-from agentrl.store.claims import ClaimQueue, announce_epochs, pending_again, pending_document
+from agentrl.store.claims import ClaimQueue, announce_epochs, at_epoch, pending_again, pending_document
 from agentrl.store.connection import Database
-from agentrl.store.documents import Document, settlement_to_document
+from agentrl.store.documents import Document, settlement_to_document, task_from_document
 from agentrl.store.indexes import RECORD, TASK
 from agentrl.store.sequences import SequenceRows
 from agentrl.store.turns import RecordWriter
@@ -44,14 +45,28 @@ class TaskQueue:
         collection = self._database.durable(TASK)
         for start in range(0, len(tasks), _INSERT_CHUNK):
             chunk = {task.id: pending_document(task, rng=self._rng) for task in tasks[start : start + _INSERT_CHUNK]}
-            present = await self._database.run(
-                "insert tasks", lambda c=chunk: self._database.insert_new(collection, c.values())
-            )
+            insert = partial(self._database.insert_new, collection, chunk.values())
+            present = await self._database.run("insert tasks", insert)
             num_new += len(chunk) - len(present)
             for task_id, document in chunk.items():
                 if task_id not in present:
                     self._counter(document["split"], TaskStatus.PENDING).value += 1
         return num_new
+
+    async def enqueue_epoch(self, *, split: str, epoch: int) -> int | None:
+        """See TaskStore.enqueue_epoch."""
+        collection = self._database.durable(TASK)
+
+        async def of_epoch(number: int) -> list[Document]:
+            return await collection.find({"split": split, "epoch": number}).to_list()
+
+        first = await self._database.run("read the first epoch", lambda: of_epoch(0))
+        if not first:
+            return None
+        known = await self._database.run("read an epoch", lambda: of_epoch(epoch))
+        if len(known) == len(first):
+            return 0
+        return await self.insert([at_epoch(task_from_document(document), epoch) for document in first])
 
     async def claim(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
         """See TaskStore.claim_tasks."""
@@ -67,7 +82,7 @@ class TaskQueue:
         lost: list[str] = []
         for start in range(0, len(claims), _RENEW_CHUNK):
             chunk = claims[start : start + _RENEW_CHUNK]
-            lost += await self._database.run("renew claims", lambda c=chunk: self._renew(c, lease_s))
+            lost += await self._database.run("renew claims", partial(self._renew, chunk, lease_s))
         return lost
 
     async def _renew(self, claims: Sequence[TaskClaim], lease_s: float) -> list[str]:
@@ -97,7 +112,7 @@ class TaskQueue:
             # The exact lease in the filter: a renewal that came in between wins.
             query = {key: document[key] for key in ("_id", "owner", "lease_until")}
             update = pending_again(document["epoch"], rng=self._rng)
-            result = await self._database.run("reap a claim", lambda q=query, u=update: tasks.update_one(q, u))
+            result = await self._database.run("reap a claim", partial(tasks.update_one, query, update))
             if result.modified_count:
                 reaped.append(document["_id"])
         self._moved(split, TaskStatus.RUNNING, TaskStatus.PENDING, len(reaped))
@@ -155,8 +170,8 @@ class TaskQueue:
     async def count(self, *, split: str) -> dict[TaskStatus, int]:
         """See TaskStore.count_tasks; CONSUMED is left out.
 
-        Counting n documents costs the embedded server O(n). Counts up to 256 are exact; a larger one is reused, with this
-        process's own changes added, until it is 20 times older than it took.
+        Counting n documents costs the embedded server O(n). Counts up to 256 are exact; a larger one is reused, with
+        this process's own changes added, until it is 20 times older than it took.
         """
         counters = [self._counter(split, status) for status in _COUNTED]
         due = [(counter, status) for counter, status in zip(counters, _COUNTED, strict=True) if counter.is_due]

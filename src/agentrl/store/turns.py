@@ -1,6 +1,6 @@
 """Records and their turns: opened under a fence, committed turn by turn, finished once.
 
-The commit point of a turn is a compare-and-set on its Record's header; everything else is immutable and written before it:
+The commit point of a turn is a compare-and-set on its Record's header; everything else is immutable and written before:
 
     1. DispatchedSamplingTask documents (and TokenParts)    ids contain the fence; a second insert finds them there
     2. Record {_id, fence, status: running, num_turns: n}   push the model call's id, num_turns n + 1
@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -157,13 +158,12 @@ class RecordWriter:
         """See TaskStore.finish_record."""
         if not record.is_final or record.stop_reason is None:
             raise ValueError(f"record {record.id} is {record.status} with stop_reason {record.stop_reason}: not final")
-        finished_at = record.finished_at or await self._database.run("read the clock", self._database.clock.now)
         fields = final_record_fields(record)
         write = _HeaderWrite(
             record_id=record.id,
             fence=record.fence,
             num_turns=None,
-            update={"$set": {**fields, "finished_at": utc_milliseconds(finished_at)}},
+            update={"$set": {**fields, "finished_at": await self._database.stamp(record.finished_at)}},
             parts=(),
             dispatches={},
             done_when=fields,
@@ -190,10 +190,9 @@ class RecordWriter:
 
     async def quarantine(self, key: str, entry: Document) -> None:
         """Log late work. `key` makes a repeated refusal one entry."""
-        at = utc_milliseconds(await self._database.run("read the clock", self._database.clock.now))
-        document = {"_id": key, "schema_version": SCHEMA_VERSION, "at": at, **entry}
-        insert = self._database.insert_new
-        await self._database.run("log late work", lambda: insert(self._database.durable(QUARANTINE), [document]))
+        document = {"_id": key, "schema_version": SCHEMA_VERSION, "at": await self._database.stamp(None), **entry}
+        quarantine = self._database.durable(QUARANTINE)
+        await self._database.run("log late work", partial(self._database.insert_new, quarantine, [document]))
 
     # --- the batch ----------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ _CANCEL_GRACE_S = 1.0
 _CLOSE_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 8.0  # the SDK's own escalation to SIGKILL takes up to 6.5 s
 _MAX_TOOL_PAGES = 100
+_NOT_STARTED = "not started"
 # What the SDK puts in place of an HTTP error without a JSON-RPC body: the server did not take the call.
 _HTTP_STAND_INS = frozenset({"Session terminated", "Server returned an error response"})
 
@@ -77,12 +78,13 @@ class McpSession:
         self._ready = asyncio.Event()  # connected, or closing: callers need not wait
         self._closing = False
         self._health_check_wanted = False
+        self._health_known = asyncio.Event()  # a health check ended, or the connection did
         self._owner: asyncio.Task[None] | None = None
         self._first_tools: asyncio.Future[list[types.Tool]] | None = None
         self._start_deadline = 0.0
         self._connecting: anyio.CancelScope | None = None
         self._num_connections = 0
-        self._last_error = "not started"
+        self._last_error = _NOT_STARTED
 
     @property
     def in_flight(self) -> int:
@@ -113,8 +115,9 @@ class McpSession:
         return await asyncio.shield(self._first_tools)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
-        """One call; the caller sets the deadline by cancelling. Raises SessionLostError, SessionClosedError,
-        CallFailedError.
+        """One call; the caller sets the deadline by cancelling.
+
+        Raises SessionLostError, SessionClosedError or CallFailedError.
         """
         self._in_flight += 1
         try:
@@ -127,6 +130,7 @@ class McpSession:
     def check_health(self) -> None:
         """Ask the server for a sign of life; if none comes, reconnect. To be called after a deadline passed."""
         self._health_check_wanted = True
+        self._health_known.clear()
         self._changed.set()
 
     async def close(self) -> None:
@@ -168,20 +172,16 @@ class McpSession:
         if not call.done() or call.cancelled():
             raise SessionClosedError(self._server.name) if self._closing else SessionLostError(self._last_error)
         error = call.exception()
-        if error is not None:
-            self._raise_failure(error, connection)
-        return call.result()
-
-    def _raise_failure(self, error: BaseException, connection: _Connection) -> None:
+        if error is None:
+            return call.result()
+        if _is_transport_failure(error) and self._connection is connection:
+            # Only this request is known to be lost. A repeat makes sense once it is clear whether the session is, too.
+            self.check_health()
+            await self._health_known.wait()
         if self._closing:
             raise SessionClosedError(self._server.name) from error
-        if connection.lost.done():
+        if connection.lost.done() or _is_transport_failure(error):
             raise SessionLostError(_describe(error)) from error
-        if isinstance(error, MCPError) and (
-            error.code == types.CONNECTION_CLOSED or error.error.message in _HTTP_STAND_INS
-        ):
-            self.check_health()
-            raise SessionLostError(error.error.message) from error
         raise CallFailedError(_describe(error)) from error
 
     # --- the owner ---
@@ -216,8 +216,10 @@ class McpSession:
                 await asyncio.wait({life}, timeout=_KILL_TIMEOUT_S)
             self._disconnected()
         error = ConnectionError("the connection was lost") if life.cancelled() else life.exception()
-        reason = "the server closed the connection" if error is None else _describe(error)
-        self._last_error = reason + notes.describe()
+        out_of_time = isinstance(error, TimeoutError) and self._num_connections == 0
+        if not out_of_time or self._last_error == _NOT_STARTED:  # else: what failed before says more
+            reason = "the server closed the connection" if error is None else _describe(error)
+            self._last_error = reason + notes.describe()
         return error
 
     def _note_failure(self, failure: BaseException | None) -> bool:
@@ -255,11 +257,11 @@ class McpSession:
         with anyio.CancelScope(deadline=self._connect_deadline()) as scope:
             self._connecting = scope
             async with AsyncExitStack() as stack:
-                stack.callback(mark_lost)
                 client = await stack.enter_async_context(Client(transport, cache=None))
                 tools = await _list_tools(client)
                 scope.deadline = math.inf
                 self._connecting = None
+                stack.callback(mark_lost)  # before the client ends, which can take seconds: no call may start on it
                 self._connected(_Connection(client=client, lost=lost, tools=tools))
                 await self._serve(client, lost)
         self._connecting = None
@@ -284,6 +286,7 @@ class McpSession:
                 if health_check is not None and health_check.done():
                     health_check.result()
                     health_check = None
+                    self._health_known.set()
         finally:
             if health_check is not None:
                 health_check.cancel()
@@ -309,6 +312,7 @@ class McpSession:
 
     def _disconnected(self) -> None:
         self._connection = None
+        self._health_known.set()
         if not self._closing:
             self._ready.clear()
 
@@ -335,6 +339,12 @@ async def _list_tools(client: Client) -> list[types.Tool]:
         if cursor is None:
             return tools
     raise ConnectionError(f"its tool list does not end after {_MAX_TOOL_PAGES} pages")
+
+
+def _is_transport_failure(error: BaseException) -> bool:
+    return isinstance(error, MCPError) and (
+        error.code == types.CONNECTION_CLOSED or error.error.message in _HTTP_STAND_INS
+    )
 
 
 def _root_cause(error: BaseException | None) -> BaseException | None:

@@ -70,7 +70,7 @@ def load_policy(model_dir: Path, *, config: RunConfig, with_entropy: bool) -> Po
     )
     causal_lm.train()
     if config.model.gradient_checkpointing:
-        causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return PolicyModule(
         causal_lm,
         temperature=sampling_temperature(config),

@@ -151,7 +151,7 @@ def test_reports_a_call_cut_off_by_the_length_limit(body: str) -> None:
 
 @given(st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=4), st.booleans())
 @example([("f", {"a": "</tool_call>"})], False)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_rendered_calls_parse_back(calls: list[tuple[str, dict[str, Any]]], ensure_ascii: bool) -> None:
     text = "\n".join(render_call(name, arguments, ensure_ascii=ensure_ascii) for name, arguments in calls)
     parsed = parse_completion(f"<think>x</think>before {text} after")
@@ -163,8 +163,8 @@ def test_rendered_calls_parse_back(calls: list[tuple[str, dict[str, Any]]], ensu
 
 
 PIECES = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f"}', "}", "[", '"',
-    "\\", "\\u", "d800", " ", "\n", "1e999", "NaN", "\ud800", "9" * 5000, "text",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f"}', "}", "[",
+    '"', "\\", "\\u", "d800", " ", "\n", "1e999", "NaN", "\ud800", "9" * 5000, "text",
 ]  # fmt: skip
 
 
@@ -181,6 +181,22 @@ def test_never_raises_and_never_loses_a_visible_call(text: str) -> None:
         assert parsed.tool_calls
 
 
-def test_stays_fast_on_degenerate_repetition() -> None:
-    for piece in ("<tool_call>", '<tool_call>{"a": ', '<tool_call>{"name": "f"}', "</think><think>", "<tool_call>[[["):
-        parse_completion(piece * 20_000)
+@pytest.mark.timeout(20)  # linear: well under a second; quadratic: minutes
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<tool_call>",
+        '<tool_call>{"a": ',
+        '<tool_call>{"a": "',
+        '<tool_call>{"name": "f"}',
+        "</think><think>",
+        "<tool_call>[[[",
+    ],
+)
+def test_reads_endless_repetition_in_linear_time(piece: str) -> None:
+    parse_completion(piece * 30_000)
+
+
+def test_reads_an_argument_full_of_tags_in_linear_time() -> None:
+    (call,) = parse_completion(render_call("f", {"a": "<tool_call></think>" * 50_000})).tool_calls
+    assert call.error is None

@@ -34,7 +34,7 @@ def add(a: int, b: int) -> str:
 
 def play(*texts: str) -> Script:
     """Answer the n-th request of a context with the n-th text, then repeat the last."""
-    return lambda request, depth: texts[min(depth, len(texts) - 1)]
+    return lambda context, depth: texts[min(depth, len(texts) - 1)]
 
 
 @pytest.fixture(scope="session")
@@ -168,7 +168,7 @@ async def test_a_completion_cut_by_its_limit_without_a_call_is_a_format_error(mo
 
 
 async def test_the_last_turn_can_be_spent_on_a_forced_answer(model_dir: Path) -> None:
-    script: Script = lambda request, depth: "<answer>5</answer>" if depth == 2 else f"{CALL} {depth}"  # noqa: E731
+    script: Script = lambda context, depth: "<answer>5</answer>" if depth == 2 else f"{CALL} {depth}"  # noqa: E731
     result, engine = await rollout(model_dir, script, max_turns=2, force_final_answer=True)
     assert (result.stop_reason, len(result.turns)) == (StopReason.ANSWER, 3)
     assert "last turn" in engine.tokenizer.decode(list(result.turns[2].tokens.prompt_ids))
@@ -180,7 +180,7 @@ async def test_a_record_taken_over_after_any_turn_ends_as_if_nothing_had_happene
 ) -> None:
     script = play(CALL, CALL + " ", "<answer>5</answer>")
     whole, _ = await rollout(model_dir, script)
-    engine = ScriptedEngine(model_dir, lambda request, depth: script(request, num_committed + depth))
+    engine = ScriptedEngine(model_dir, lambda context, depth: script(context, num_committed + depth))
     agent = make_agent(model_dir, engine)
     resumed = await run_rollout(TASK, record=RECORD, committed=whole.turns[:num_committed], agent=agent)
     assert [turn.tokens for turn in resumed.turns] == [turn.tokens for turn in whole.turns]
@@ -195,7 +195,7 @@ def sampler_for(model_dir: Path, script: Script, **settings: object) -> MCPSampl
 
 async def test_an_engine_failure_is_a_typed_failure_without_a_score(model_dir: Path) -> None:
     error = EngineError("connection refused", kind=EngineErrorKind.UNREACHABLE)
-    record, _ = await sampler_for(model_dir, lambda request, depth: error).sample()
+    record, _ = await sampler_for(model_dir, lambda context, depth: error).sample()
     assert (record.status, record.stop_reason, record.score) == (RecordStatus.FAILED, StopReason.ENGINE_ERROR, None)
     assert "connection refused" in str(record.error)
 
@@ -215,7 +215,7 @@ async def test_a_tool_server_that_dies_is_a_typed_failure_without_a_score(model_
 
 async def test_a_record_without_time_left_is_a_timeout_without_a_score(model_dir: Path) -> None:
     sampler = sampler_for(model_dir, play(CALL), record_timeout_s=0.05)
-    sampler.agent.client.hold_depth = 0  # type: ignore[attr-defined]  # ScriptedEngine
+    sampler.agent.client.holds = lambda context: True  # type: ignore[attr-defined]  # ScriptedEngine
     record, _ = await sampler.sample()
     assert (record.status, record.stop_reason, record.score) == (RecordStatus.FAILED, StopReason.TIMEOUT, None)
 

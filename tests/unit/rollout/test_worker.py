@@ -38,9 +38,14 @@ def make_tasks(count: int, *, num_generations: int = 2, split: str = "train") ->
     ]  # fmt: skip
 
 
-def solve(request: object, depth: int) -> str:
+def solve(context: str, depth: int) -> str:
     """Call the tool, then answer."""
-    return CALL if depth == 0 else "<answer>5</answer>"
+    return "<answer>5</answer>" if has_result(context) else CALL
+
+
+def has_result(context: str) -> bool:
+    """Whether a tool has answered already."""
+    return "<tool_response>" in context
 
 
 @pytest.fixture(scope="session")
@@ -59,11 +64,16 @@ def make_config(**algo: int) -> RunConfig:
 
 @contextlib.asynccontextmanager
 async def sampler(
-    model_dir: Path, store: MemoryStore, script: Script, *, config: RunConfig, hold_depth: int | None = None
+    model_dir: Path,
+    store: MemoryStore,
+    script: Script,
+    *,
+    config: RunConfig,
+    holds: Callable[[str], bool] = lambda context: False,
 ) -> AsyncIterator[ScriptedEngine]:
     """A running sampler; stopped in an orderly way at the end."""
     engine = ScriptedEngine(model_dir, script)
-    engine.hold_depth = hold_depth
+    engine.holds = holds
     stop = asyncio.Event()
     running = asyncio.create_task(
         run_sampler(
@@ -113,7 +123,7 @@ async def test_a_group_whose_members_all_fail_is_settled_as_dropped_never_as_zer
     store = MemoryStore()
     await store.insert_tasks(make_tasks(1))
     error = EngineError("down", kind=EngineErrorKind.REJECTED)
-    async with sampler(model_dir, store, lambda request, depth: error, config=make_config(tasks_per_step=1)):
+    async with sampler(model_dir, store, lambda context, depth: error, config=make_config(tasks_per_step=1)):
         await until(lambda: _reached(store, 1))
     settlement = await store.get_settlement("train:0:q0")
     assert settlement is not None
@@ -145,8 +155,8 @@ async def test_an_empty_queue_is_refilled_with_the_next_epoch(model_dir: Path) -
 async def test_a_stopped_sampler_gives_its_tasks_back_and_another_resumes_them_mid_record(model_dir: Path) -> None:
     store = MemoryStore()
     await store.insert_tasks(make_tasks(1))
-    config = make_config(tasks_per_step=1)
-    async with sampler(model_dir, store, solve, config=config, hold_depth=1):
+    config = make_config(tasks_per_step=1, max_staleness=0)
+    async with sampler(model_dir, store, solve, config=config, holds=has_result):
         await until(lambda: _both_have_a_turn(store))
     assert (await store.count_tasks(split="train")).get(TaskStatus.PENDING) == 1
     async with sampler(model_dir, store, solve, config=config) as second:
@@ -162,11 +172,15 @@ async def _both_have_a_turn(store: MemoryStore) -> bool:
     return len(records) == 2 and all(record.turn_ids for record in records)
 
 
+async def _has_asked(engine: ScriptedEngine) -> bool:
+    return len(engine.requests) == 2
+
+
 async def test_a_worker_that_lost_its_claim_stops_that_group_and_carries_on(model_dir: Path) -> None:
     store = MemoryStore()
     await store.insert_tasks(make_tasks(1))
     engine = ScriptedEngine(model_dir, solve)
-    engine.hold_depth = 0
+    engine.holds = lambda context: True
     config = make_config(tasks_per_step=1)
     worker = SamplerWorker.build(
         config, split="train", store=store, toolbox=FunctionToolbox([add]), client=engine,
@@ -174,6 +188,7 @@ async def test_a_worker_that_lost_its_claim_stops_that_group_and_carries_on(mode
     )  # fmt: skip
     assert await worker.claim(1) == 1
     claim, group = next(iter(worker.groups.values()))
+    await until(lambda: _has_asked(engine))
     await store.release_claim(claim)
     (stolen,) = await store.claim_tasks(split="train", owner="thief", lease_s=60, limit=1)
     async with worker.upkeep():

@@ -1,0 +1,130 @@
+"""Finding the database of a run, and starting the embedded one for as long as a command needs it.
+
+data/database/        files of the embedded server
+data/database.lock    held while a server runs on them
+data/database.port    where it listens
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+
+from agentrl.cli.locks import try_lock
+from agentrl.config import RunConfig
+from agentrl.errors import UnavailableError
+from agentrl.store import MongoStore, open_store
+from agentrl.store.embedded import embedded_uri, start_embedded
+
+STOP_WAIT_S = 60.0
+
+
+def database_dir(config: RunConfig) -> Path:
+    """Files of the embedded server."""
+    return config.run.data_dir / "database"
+
+
+def database_lock(config: RunConfig) -> Path:
+    """Lock file of the embedded server."""
+    return config.run.data_dir / "database.lock"
+
+
+def connection_string(config: RunConfig) -> str:
+    """The URI of the run's database: the one given, else of the embedded server."""
+    if config.store.db_connection_string is not None:
+        return config.store.db_connection_string
+    path = _port_file(config)
+    return embedded_uri(int(path.read_text(encoding="ascii")) if path.is_file() else config.store.db_port)
+
+
+def choose_port(config: RunConfig) -> int:
+    """The port for an embedded server, remembered for other commands: `db_port`, or a free one if that is taken.
+
+    A port the user asked for is not replaced; the server then says that it is taken.
+    """
+    port = config.store.db_port
+    if "db_port" not in config.store.model_fields_set and not _is_free(port):
+        port = _free_port()
+    path = _port_file(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(str(port), encoding="ascii")
+    return port
+
+
+async def prepared_store(config: RunConfig) -> MongoStore:
+    """The run's store, connected. Raises UnavailableError if no database answers."""
+    store = open_store(connection_string(config), database=config.run.run_name, timeout_s=config.store.db_timeout_s)
+    try:
+        await store.prepare()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+@asynccontextmanager
+async def open_run_store(
+    config: RunConfig, *, may_start: bool = False, may_create: bool = False
+) -> AsyncIterator[MongoStore]:
+    """The run's store for the length of the body.
+
+    With `may_start` an idle embedded database is started for it, with `may_create` also an empty new one.
+    """
+    needs_server = (may_start or may_create) and config.store.db_connection_string is None
+    if may_create:
+        database_dir(config).mkdir(parents=True, exist_ok=True)
+    with _embedded_while_needed(config) if needs_server else nullcontext():
+        store = await prepared_store(config)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+@contextmanager
+def _embedded_while_needed(config: RunConfig) -> Iterator[None]:
+    """Run the embedded server unless another process of this data folder runs it already."""
+    lock = try_lock(database_lock(config))
+    if lock is None:
+        yield
+        return
+    try:
+        if not database_dir(config).is_dir():
+            raise UnavailableError(
+                f"there is no database in {config.run.data_dir}: start a run with `agentrl launch RUN_NAME`, "
+                "or set --db_connection_string or --data_dir"
+            )
+        sys.stderr.write("starting the embedded database for this command\n")
+        log_path = config.run.log_dir / "database.log"
+        server = start_embedded(database_dir(config), port=choose_port(config), log_path=log_path)
+        try:
+            yield
+        finally:
+            server.stop()
+    finally:
+        os.close(lock)
+
+
+def _port_file(config: RunConfig) -> Path:
+    return config.run.data_dir / "database.port"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

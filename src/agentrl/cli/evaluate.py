@@ -1,0 +1,167 @@
+"""`agentrl eval RUN_NAME`: the first and the newest policy of a run on its held-out tasks, side by side.
+
+Each version gets an inference engine of its own, so a run that is training is not disturbed. Records are kept under the
+split `eval-v<version>`: evaluating again only does what is missing, and `agentrl inspect` shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from datetime import timedelta
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from agentrl.chat import ChatFormat
+from agentrl.cli.connect import connection_string, open_run_store, prepared_store
+from agentrl.cli.invocation import Invocation
+from agentrl.cli.launch.processes import Processes, write_config
+from agentrl.cli.launch.supervisor import Guard, Supervisor
+from agentrl.cli.progress import recent_services
+from agentrl.cli.service import run_interruptible
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, UnavailableError
+from agentrl.evaluate import EvaluationReport, evaluate
+from agentrl.inference import RoutedClient
+from agentrl.protocols import Store
+from agentrl.rollout.dataset import TaskRow, load_task_rows
+from agentrl.scoring import MCPScorerFactory
+from agentrl.tools import open_toolbox
+from agentrl.types import PolicyVersion, ServiceStatus
+
+ENGINE_START_S = 180.0
+POLL_S = 0.2
+HEARTBEAT_AGE = timedelta(seconds=30)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, and what of it."""
+    parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
+    parser.add_argument("--versions", default="0,latest", help="policy versions, comma separated (default: 0,latest)")
+    parser.add_argument("--generations", type=int, default=1, help="records per held-out task (default: 1)")
+
+
+def run(invocation: Invocation) -> int:
+    """Evaluate and print the comparison."""
+    arguments = invocation.arguments
+    if arguments.generations < 1:
+        raise ConfigError(f"--generations = {arguments.generations}: needs at least 1")
+    console = Console(highlight=False)
+
+    work = _compare(
+        invocation.config,
+        versions=arguments.versions.split(","),
+        num_generations=arguments.generations,
+        console=console,
+    )
+    console.print(_table(run_interruptible(work)))
+    return 0
+
+
+async def _compare(
+    config: RunConfig, *, versions: Sequence[str], num_generations: int, console: Console
+) -> list[EvaluationReport]:
+    if config.run.eval_file is None:
+        raise ConfigError("eval_file is not set: give --eval_file heldout.jsonl (one JSON object per line)")
+    rows = load_task_rows(config.run.eval_file, known_scorers=MCPScorerFactory.names())
+    reports = []
+    async with open_run_store(config, may_start=True) as store:
+        if config.inference.inference_url is not None and await recent_services(store, younger_than=HEARTBEAT_AGE):
+            raise UnavailableError(
+                f"inference_url = {config.inference.inference_url}: run {config.run.run_name} is using these servers; "
+                "evaluation would change their weights, so wait for the run or stop it"
+            )
+        for version in [await _policy(config, store=store, name=name) for name in versions]:
+            with console.status(f"policy v{version.version} on {len(rows)} held-out tasks"):
+                reports.append(
+                    await _evaluate(config, version=version, rows=rows, num_generations=num_generations, store=store)
+                )
+    return reports
+
+
+async def _policy(config: RunConfig, *, store: Store, name: str) -> PolicyVersion:
+    """The published policy a user names: a number or `latest`."""
+    latest = await store.latest_policy()
+    if latest is None:
+        raise UnavailableError(f"run {config.run.run_name} has published no policy yet; see agentrl status")
+    if name == "latest" or name == str(latest.version):
+        return latest
+    path = Path(latest.path).parent / f"v{name}"
+    if not name.isdigit() or not path.is_dir():
+        kept = ", ".join(sorted(found.name for found in path.parent.glob("v*")))
+        raise ConfigError(f"--versions {name}: no such policy on disk; there are {kept}, and latest")
+    return PolicyVersion(version=int(name), path=str(path))
+
+
+async def _evaluate(
+    config: RunConfig, *, version: PolicyVersion, rows: Sequence[TaskRow], num_generations: int, store: Store
+) -> EvaluationReport:
+    chat = ChatFormat.load(Path(version.path), chat_template=config.model.chat_template)
+    toolbox = await open_toolbox(config.tools)
+    try:
+        async with _serving(config, version=version) as client:
+            return await evaluate(
+                config, rows=rows, policy_version=version.version, store=store, toolbox=toolbox, client=client,
+                chat=chat, num_generations=num_generations,
+            )  # fmt: skip
+    finally:
+        await toolbox.close()
+
+
+@asynccontextmanager
+async def _serving(config: RunConfig, *, version: PolicyVersion) -> AsyncIterator[RoutedClient]:
+    """An inference service pinned to one version, known only to a small database of its own."""
+    run = config.run.model_copy(update={"run_name": f"{config.run.run_name[:48]}-eval-v{version.version}"})
+    pinned = config.model_copy(
+        update={"run": run, "model": config.model.model_copy(update={"model_name_or_path": Path(version.path)})}
+    )
+    uri = connection_string(config)
+    write_config(pinned)
+    fleet = await prepared_store(pinned)
+    client = RoutedClient(fleet)
+    try:
+        await fleet.publish_policy(version)
+        with closing(Guard(lock_descriptors=())) as guard:
+            async with Supervisor(guard=guard) as supervisor:
+                supervisor.start(Processes(config=pinned, uri=uri, environ=os.environ).engine())
+                await _until_served(fleet, version=version, supervisor=supervisor)
+                yield client
+    finally:
+        await client.close()
+        await fleet.close()
+
+
+async def _until_served(fleet: Store, *, version: PolicyVersion, supervisor: Supervisor) -> None:
+    async with asyncio.timeout(ENGINE_START_S):
+        while True:
+            supervisor.check()
+            services = await recent_services(fleet, younger_than=HEARTBEAT_AGE)
+            if any(s.status is ServiceStatus.UP and s.policy_version == version.version for s in services):
+                return
+            await asyncio.sleep(POLL_S)
+
+
+def _table(reports: Sequence[EvaluationReport]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("policy", "score", "", "tasks", "failed", "tool calls", "tokens"):
+        table.add_column(column, justify="right")
+    kinds = sorted({kind for report in reports for kind in report.score_by_kind})
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    for report in reports:
+        table.add_row(
+            f"v{report.policy_version}",
+            f"[bold]{report.score:.3f}[/]",
+            f"± {report.standard_error:.3f}",
+            str(report.num_tasks),
+            str(report.num_failed),
+            f"{report.mean_tool_calls:.2f}",
+            f"{report.mean_completion_tokens:.0f}",
+            *(f"{report.score_by_kind[kind]:.3f}" if kind in report.score_by_kind else "-" for kind in kinds),
+        )
+    return table

@@ -1,0 +1,162 @@
+"""`agentrl launch RUN_NAME`: everything a run needs on this machine, from an empty folder to the reward curve.
+
+    database ─► laptop set-up (only if asked for) ─► tasks ─► engine, samplers, trainer ─► watch ─► stop ─► summary
+
+Each phase leaves a finished run as it is, so launching again continues where the last launch stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.cli.connect import database_lock, prepared_store
+from agentrl.cli.invocation import Invocation
+from agentrl.cli.launch.laptop import needs_laptop_setup, set_up_laptop
+from agentrl.cli.launch.live import open_view, watch
+from agentrl.cli.launch.processes import Processes, database, write_config
+from agentrl.cli.launch.summary import show_summary
+from agentrl.cli.launch.supervisor import Guard, Supervisor
+from agentrl.cli.locks import hold_lock
+from agentrl.cli.progress import ProgressReader
+from agentrl.cli.service import run_interruptible
+from agentrl.cli.tasks import load_train_tasks
+from agentrl.config import RunConfig
+from agentrl.config.load import masked, masked_uri
+from agentrl.inspector import RunProgress
+from agentrl.store import MongoStore
+from agentrl.train.planner import is_supervised
+
+LOCK_WAIT_S = 60.0
+FORGET_AFTER = timedelta(seconds=30)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run."""
+    parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
+
+
+def run(invocation: Invocation) -> int:
+    """Launch, watch, stop. Exit code 0 when the run is complete, 130 after Ctrl-C or SIGTERM."""
+    console = Console(highlight=False)
+    farewell = "stopping every process of the run; launching again continues it"
+    run_interruptible(
+        launch(invocation.config, console=console), announce_stop=lambda: console.print(farewell, soft_wrap=True)
+    )
+    return 0
+
+
+async def launch(config: RunConfig, *, console: Console) -> None:
+    """Run everything to the end. Raises ChildFailedError, UserError; cancellation stops all children first."""
+    console.print(f"[bold]agentrl launch {config.run.run_name}[/]  output in {config.run.run_dir}")
+    with ExitStack() as stack:
+        what = f"run {config.run.run_name}"
+        locks = [stack.enter_context(hold_lock(config.run.run_dir / "launch.lock", what=what, wait_s=LOCK_WAIT_S))]
+        if config.store.db_connection_string is None:
+            what = f"the database in {config.run.data_dir}"
+            locks.append(stack.enter_context(hold_lock(database_lock(config), what=what, wait_s=LOCK_WAIT_S)))
+        guard = stack.enter_context(closing(Guard(lock_descriptors=locks)))
+        async with Supervisor(guard=guard) as supervisor:
+            uri = _start_database(config, supervisor=supervisor)
+            config, progress = await _run_to_completion(config, uri=uri, supervisor=supervisor, console=console)
+            with phase(console, "stopping"):
+                await supervisor.stop()
+    show_summary(console, config=config, progress=progress, uri=uri)
+
+
+def _start_database(config: RunConfig, *, supervisor: Supervisor) -> str:
+    if config.store.db_connection_string is not None:
+        return config.store.db_connection_string
+    spec, uri = database(config, environ=os.environ)
+    supervisor.start(spec)
+    return uri
+
+
+async def _run_to_completion(
+    config: RunConfig, *, uri: str, supervisor: Supervisor, console: Console
+) -> tuple[RunConfig, RunProgress]:
+    with phase(console, "database", detail=masked_uri(uri)):
+        await _first_connection(config, uri=uri, supervisor=supervisor)
+    if needs_laptop_setup(config):
+        config = await set_up_laptop(config, uri=uri, supervisor=supervisor, console=console)
+    write_config(config)
+    async with _open_store(config, uri=uri) as store:
+        reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER)
+        progress = await reader.read()
+        if progress.step >= config.train.max_steps and (config.run.run_dir / "final").is_dir():
+            console.print(f"run {config.run.run_name} is complete: {progress.step} of {config.train.max_steps} steps")
+            return config, progress
+        await _describe_run(config, store=store)
+        if not is_supervised(config):
+            with phase(console, "tasks", detail=str(config.run.train_file)):
+                await load_train_tasks(config, store)
+        _start_processes(Processes(config=config, uri=uri, environ=os.environ), supervisor=supervisor)
+        resumed = f", continuing after step {progress.step}" if progress.step else ""
+        console.print(f"training to step {config.train.max_steps}{resumed}; Ctrl-C stops, launching again continues")
+        with open_view(console) as view:
+            return config, await watch(supervisor, reader=reader, view=view)
+
+
+def _start_processes(processes: Processes, *, supervisor: Supervisor) -> None:
+    config = processes.config
+    supervisor.start(processes.trainer())
+    if is_supervised(config):
+        return
+    supervisor.start(processes.engine())
+    for index in range(config.rollout.num_samplers):
+        supervisor.start(processes.sampler(index))
+
+
+async def _first_connection(config: RunConfig, *, uri: str, supervisor: Supervisor) -> None:
+    """Wait until the database answers, or its process is given up."""
+    async with asyncio.timeout(LOCK_WAIT_S):
+        connecting = asyncio.create_task(_connect_once(config, uri=uri))
+        while not connecting.done():
+            supervisor.check()
+            await asyncio.wait([connecting], timeout=0.2)
+    connecting.result()
+
+
+async def _connect_once(config: RunConfig, *, uri: str) -> None:
+    async with _open_store(config, uri=uri):
+        pass
+
+
+@asynccontextmanager
+async def _open_store(config: RunConfig, *, uri: str) -> AsyncIterator[MongoStore]:
+    store = await prepared_store(with_database(config, uri=uri))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def with_database(config: RunConfig, *, uri: str) -> RunConfig:
+    """The configuration with the database's address filled in."""
+    return config.model_copy(update={"store": config.store.model_copy(update={"db_connection_string": uri})})
+
+
+async def _describe_run(config: RunConfig, *, store: MongoStore) -> None:
+    """The Run document: what is being run, and since when."""
+    now = await store.server_time()
+    known = await store.get_run()
+    times = {} if known is not None else {"created_at": now}
+    await store.put_run({"run_name": config.run.run_name, "config": masked(config), "launched_at": now, **times})
+
+
+@contextmanager
+def phase(console: Console, title: str, *, detail: str = "") -> Iterator[None]:
+    """Show that something is going on, then that it is done and how long it took."""
+    started = time.monotonic()
+    with console.status(Text(f"{title} {detail}")):
+        yield
+    seconds = f" {time.monotonic() - started:5.1f} s  "
+    console.print(Text.assemble(("✓ ", "green"), f"{title:<12}", seconds, (detail, "dim")), soft_wrap=True)

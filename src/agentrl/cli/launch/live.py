@@ -1,0 +1,99 @@
+"""Watching a run until its trainer is done: a live view on a terminal, one plain line per step elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from agentrl.cli.launch.supervisor import Supervisor
+from agentrl.cli.progress import ProgressReader
+from agentrl.errors import StoreError
+from agentrl.inspector import RunProgress, render_progress
+from agentrl.inspector.progress import describe_step
+from agentrl.types import TaskStatus
+
+REFRESH_S = 0.7
+
+
+class View(Protocol):
+    """Something that shows progress."""
+
+    def show(self, progress: RunProgress) -> None:
+        """Show the newest look."""
+        ...
+
+    def trouble(self, message: str) -> None:
+        """Say why there is no look."""
+        ...
+
+
+async def watch(supervisor: Supervisor, *, reader: ProgressReader, view: View) -> RunProgress:
+    """Show progress until the trainer has ended the run; the last look.
+
+    Raises ChildFailedError when a process cannot be kept alive. A database that does not answer is waited for.
+    """
+    seen: tuple[int, int] | None = None
+    while True:
+        is_done = supervisor.check()
+        try:
+            progress = await reader.read(num_restarts=supervisor.restarts.total())
+        except StoreError as error:
+            view.trouble(str(error))
+            continue
+        moved = (progress.step, progress.tasks.get(TaskStatus.SETTLED, 0))
+        if moved != seen:
+            supervisor.note_progress()
+            seen = moved
+        view.show(progress)
+        if is_done:
+            return progress
+        await asyncio.sleep(REFRESH_S)
+
+
+@contextmanager
+def open_view(console: Console) -> Iterator[View]:
+    """The view that fits the console."""
+    if not console.is_terminal:
+        yield PlainView(console)
+        return
+    with Live(Text("waiting for the first step", style="dim"), console=console, auto_refresh=False) as live:
+        yield LiveView(live)
+
+
+class LiveView:
+    """Four lines that stay in place."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def show(self, progress: RunProgress) -> None:
+        """Redraw."""
+        self._live.update(render_progress(progress), refresh=True)
+
+    def trouble(self, message: str) -> None:
+        """Replace the view by the reason."""
+        self._live.update(Text(message, style="red"), refresh=True)
+
+
+class PlainView:
+    """One line per step; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def show(self, progress: RunProgress) -> None:
+        """Print the steps that are new."""
+        for count in range(self._shown + 1, len(progress.steps) + 1):
+            self._console.print(describe_step(progress.up_to(count)), soft_wrap=True)
+        self._shown = len(progress.steps)
+
+    def trouble(self, message: str) -> None:
+        """Print the reason."""
+        self._console.print(message, soft_wrap=True)

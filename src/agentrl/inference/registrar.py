@@ -1,0 +1,191 @@
+"""Keeps one inference service at the newest policy version and tells the fleet about it. Embedded or SGLang alike.
+
+    fleet.latest_policy() = v  ->  pause(retract)  ->  update_weights_from_disk(v, flush)  ->  /model_info says v?
+                               ->  continue  ->  put_service(UP, v)
+
+Running generations are not lost: they are retracted, and go on under the new weights, which their version spans say. A
+service is UP only while it serves the newest version. Whatever fails makes it DOWN and is tried again with back-off;
+it is never assumed to have worked. A service that restarted with other weights is noticed at the next heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from agentrl.errors import EngineError, StoreError
+from agentrl.inference.client import EngineClient, ModelInfo
+from agentrl.protocols import FleetStore
+from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
+
+logger = logging.getLogger(__name__)
+
+UPDATE_TIMEOUT_S = 600.0
+_BACKOFF_FIRST_S = 0.2
+_BACKOFF_MAX_S = 5.0
+_GOODBYE_TIMEOUT_S = 5.0
+_PARTIAL_UPDATE = "Weights were updated"  # SGLang: changed, though the call failed
+
+
+async def run_registrar(
+    client: EngineClient,
+    fleet: FleetStore,
+    *,
+    service_id: str,
+    engine: str,
+    poll_s: float,
+    heartbeat_s: float,
+    stop: asyncio.Event,
+) -> None:
+    """Follow the policy until `stop` is set or the task is cancelled; then mark the service DOWN."""
+    registrar = _Registrar(client, fleet, service_id=service_id, engine=engine)
+    try:
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(registrar.follow(poll_s=poll_s), name=f"follow {service_id}"),
+                group.create_task(registrar.beat(heartbeat_s=heartbeat_s), name=f"heartbeat {service_id}"),
+            ]
+            await stop.wait()
+            for loop in loops:
+                loop.cancel()
+    finally:
+        await registrar.say_goodbye()
+
+
+class _Registrar:
+    """State of one service: `_served` is the version verified to be loaded, None while that is not known."""
+
+    def __init__(self, client: EngineClient, fleet: FleetStore, *, service_id: str, engine: str) -> None:
+        self._client = client
+        self._fleet = fleet
+        self._service_id = service_id
+        self._engine = engine
+        self._served: int | None = None
+        self._served_path: str | None = None
+        self._last_version = 0
+        self._announce_lock = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
+
+    async def follow(self, *, poll_s: float) -> None:
+        """Load every new version as soon as it is published."""
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                policy = await self._fleet.latest_policy()
+                if self._served is None or (policy is not None and policy.version != self._served):
+                    async with self._load_lock:
+                        await self._bring_up(policy)
+                    await self._announce()
+                backoff_s, pause_s = _BACKOFF_FIRST_S, poll_s
+            except (EngineError, StoreError) as error:
+                logger.warning("service %s (%s): %s", self._service_id, self._client.base_url, error)
+                await self._announce_quietly()
+                pause_s, backoff_s = backoff_s, min(_BACKOFF_MAX_S, backoff_s * 2)
+            await asyncio.sleep(pause_s)
+
+    async def beat(self, *, heartbeat_s: float) -> None:
+        """Refresh the service's entry with its load; notice when it is gone or has come back with other weights."""
+        while True:
+            await asyncio.sleep(heartbeat_s)
+            if not self._load_lock.locked():
+                await self._check()
+            await self._announce_quietly()
+
+    async def say_goodbye(self) -> None:
+        """Mark the service DOWN, bounded."""
+        self._served = None
+        try:
+            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+                await self._announce()
+        except (StoreError, TimeoutError) as error:
+            logger.warning("service %s could not be marked DOWN: %s", self._service_id, error)
+
+    async def _bring_up(self, policy: PolicyVersion | None) -> None:
+        """Make the service serve `policy` (None: the model it was started with, as version 0), verified."""
+        self._served = None
+        info = await self._client.model_info()
+        if policy is None:
+            await self._adopt_initial(info)
+            self._set_served(0, path=None)
+            return
+        if info.weight_version != str(policy.version) or info.model_path != policy.path:
+            await self._update(policy, before=info)
+        # Also when nothing was loaded: a registrar that died between pause and continue left the service paused.
+        await self._client.continue_generation()
+        self._set_served(policy.version, path=policy.path)
+        logger.info("service %s serves policy version %d", self._service_id, policy.version)
+
+    async def _adopt_initial(self, info: ModelInfo) -> None:
+        if info.weight_version.isdigit() and info.weight_version != "0":
+            message = (
+                f"{self._client.base_url} holds version {info.weight_version}, but no policy is published here yet"
+            )
+            raise StoreError(message)
+        if info.weight_version != "0":
+            await self._client.update_weight_version("0")
+        await self._client.continue_generation()
+
+    async def _update(self, policy: PolicyVersion, *, before: ModelInfo) -> None:
+        """Load new weights into the paused service. On failure it goes on only if the old weights are surely intact."""
+        await self._client.pause(mode="retract")
+        try:
+            await self._client.update_weights_from_disk(
+                policy.path, version=str(policy.version), timeout_s=UPDATE_TIMEOUT_S
+            )
+        except EngineError as error:
+            after = await self._client.model_info()
+            if after == before and _PARTIAL_UPDATE not in str(error):
+                await self._client.continue_generation()
+            raise
+        after = await self._client.model_info()
+        if after.weight_version != str(policy.version):
+            message = f"{self._client.base_url} reports {after.weight_version} after loading {policy.version}"
+            raise StoreError(message)
+
+    async def _check(self) -> None:
+        """Compare what the service says with what was loaded."""
+        if self._served is None:
+            return
+        try:
+            info = await self._client.model_info()
+        except EngineError as error:
+            logger.warning("service %s does not answer: %s", self._service_id, error)
+            self._served = None
+            return
+        same_path = self._served_path is None or info.model_path == self._served_path
+        if not self._load_lock.locked() and not (info.weight_version == str(self._served) and same_path):
+            logger.warning("service %s came back with weights %s", self._service_id, info.weight_version)
+            self._served = None
+
+    def _set_served(self, version: int, *, path: str | None) -> None:
+        self._served = self._last_version = version
+        self._served_path = path
+
+    async def _announce_quietly(self) -> None:
+        try:
+            await self._announce()
+        except StoreError as error:
+            logger.warning("service %s: heartbeat not written: %s", self._service_id, error)
+
+    async def _announce(self) -> None:
+        """Write what is known now: UP with the verified version, or DOWN."""
+        async with self._announce_lock:
+            num_running = num_waiting = 0
+            if self._served is not None:
+                try:
+                    load = await self._client.load()
+                    num_running, num_waiting = load.num_running, load.num_waiting
+                except EngineError as error:
+                    logger.warning("service %s does not tell its load: %s", self._service_id, error)
+                    self._served = None
+            await self._fleet.put_service(
+                InferenceService(
+                    id=self._service_id,
+                    base_url=self._client.base_url,
+                    status=ServiceStatus.DOWN if self._served is None else ServiceStatus.UP,
+                    policy_version=self._last_version if self._served is None else self._served,
+                    engine=self._engine,
+                    num_running=num_running,
+                    num_waiting=num_waiting,
+                )
+            )

@@ -1,0 +1,177 @@
+"""`agentrl serve`: one embedded engine with its registrar, or registrars alone for SGLang servers elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import threading
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from agentrl.config.sections import InferenceConfig, RunConfig
+from agentrl.errors import EngineError, EngineErrorKind, UnavailableError
+from agentrl.inference.client import EngineClient
+from agentrl.inference.registrar import run_registrar
+from agentrl.protocols import FleetStore
+
+if TYPE_CHECKING:
+    from agentrl.inference.engine import Engine
+    from agentrl.inference.runner import EngineSettings
+    from agentrl.inference.wire import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 5.0
+_CONTROL_TIMEOUT_S = 30.0
+_ANY_ADDRESS = {"0.0.0.0", "::", ""}
+
+
+async def serve(config: RunConfig, fleet: FleetStore) -> None:
+    """Serve until SIGTERM, SIGINT or cancellation; services are marked DOWN on the way out.
+
+    Raises UnavailableError for a port in use or a model directory that cannot be served, EngineError if the embedded
+    engine breaks (the process should then be started again).
+    """
+    stop = asyncio.Event()
+    with _stop_on_signals(stop):
+        if config.inference.inference_url:
+            await _attach(config, fleet, stop=stop)
+        else:
+            await _serve_embedded(config, fleet, stop=stop)
+
+
+async def _attach(config: RunConfig, fleet: FleetStore, *, stop: asyncio.Event) -> None:
+    urls = [url.strip() for url in (config.inference.inference_url or "").split(",") if url.strip()]
+    async with asyncio.TaskGroup() as group:
+        for url in urls:
+            group.create_task(_register(url, fleet, config=config, service_id=url, engine="sglang", stop=stop))
+
+
+async def _register(
+    url: str, fleet: FleetStore, *, config: RunConfig, service_id: str, engine: str, stop: asyncio.Event
+) -> None:
+    async with EngineClient(url, timeout_s=_CONTROL_TIMEOUT_S) as client:
+        await run_registrar(
+            client,
+            fleet,
+            service_id=service_id,
+            engine=engine,
+            poll_s=config.inference.policy_poll_s,
+            heartbeat_s=config.store.heartbeat_s,
+            stop=stop,
+        )
+
+
+async def _serve_embedded(config: RunConfig, fleet: FleetStore, *, stop: asyncio.Event) -> None:
+    listener = listen(config.inference)
+    port = listener.getsockname()[1]
+    host = config.inference.serve_host
+    url = f"http://{socket.gethostname() if host in _ANY_ADDRESS else host}:{port}"
+    service_id = f"embedded-{socket.gethostname()}-{os.getpid()}-{port}"
+    try:
+        engine, tokenizer = await asyncio.to_thread(_build_engine, config, service_id)
+    except BaseException:
+        listener.close()
+        raise
+    loop = asyncio.get_running_loop()
+    engine.on_failure = lambda: loop.call_soon_threadsafe(stop.set)
+    async with running_server(engine, tokenizer, listener):
+        logger.info("embedded engine serves %s at %s", config.model.model_name_or_path, url)
+        await _register(url, fleet, config=config, service_id=service_id, engine="embedded", stop=stop)
+    if engine.failure is not None:
+        message = f"the embedded engine at {url} failed: {engine.failure!r}"
+        raise EngineError(message, kind=EngineErrorKind.UNREACHABLE) from engine.failure
+
+
+@asynccontextmanager
+async def running_server(engine: Engine, tokenizer: Tokenizer, listener: socket.socket) -> AsyncIterator[None]:
+    """Start a built engine and answer on `listener` while inside; both are stopped on the way out."""
+    from agentrl.inference.server import EngineServer
+
+    application = EngineServer(engine, tokenizer=tokenizer).application()
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    engine.start()
+    try:
+        await web.SockSite(runner, listener).start()
+        yield
+    finally:
+        await asyncio.to_thread(engine.stop)  # first: it answers whoever still waits
+        await runner.cleanup()
+
+
+def listen(inference: InferenceConfig) -> socket.socket:
+    """Take the port before the model is loaded, so that a conflict shows at once."""
+    try:
+        return socket.create_server((inference.serve_host, inference.serve_port), backlog=1024)
+    except OSError as error:
+        what = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+        message = f"serve_port = {inference.serve_port} on {inference.serve_host} {what}; set another one, or 0 for any"
+        raise UnavailableError(message) from error
+
+
+def _build_engine(config: RunConfig, service_id: str) -> tuple[Engine, Tokenizer]:
+    """Load model and tokenizer. torch is imported here: its thread pool reads the environment at import."""
+    threads = config.inference.engine_threads
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from agentrl.inference.runner import EngineSettings
+
+    if config.model.model_name_or_path is None:
+        raise UnavailableError("model_name_or_path is not set: give a model directory, or inference_url")
+    settings = EngineSettings(
+        model_path=config.model.model_name_or_path,
+        max_running_requests=config.inference.max_running_requests,
+        context_length=config.inference.context_length,
+        num_threads=threads,
+        # Services of one run must not draw the same random numbers.
+        seed=zlib.crc32(f"{config.run.seed}/{service_id}".encode()),
+    )
+    return build_engine(settings)
+
+
+def build_engine(settings: EngineSettings) -> tuple[Engine, Tokenizer]:
+    """An engine (not started) and its tokenizer. Raises UnavailableError naming what the model directory lacks."""
+    from agentrl.inference.engine import Engine
+
+    tokenizer = load_tokenizer(settings.model_path)
+    eos_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return Engine(settings, decode=tokenizer.decode, extra_eos_ids=eos_ids), tokenizer
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a model directory. Raises UnavailableError."""
+    from transformers import AutoTokenizer
+
+    if not (directory / "config.json").is_file():
+        raise UnavailableError(f"model_name_or_path = {directory}: there is no config.json; give a model directory")
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnavailableError(f"model_name_or_path = {directory}: cannot load its tokenizer: {error}") from error
+    return tokenizer
+
+
+@contextmanager
+def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stop` while inside. Signals belong to the main thread; elsewhere cancellation remains."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

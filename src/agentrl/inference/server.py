@@ -1,0 +1,480 @@
+"""HTTP front of the embedded engine: SGLang's native API, close enough that one conformance suite passes on both.
+
+Faithful where clients depend on it: three error shapes, cumulative SSE chunks, requests that hang while paused, aborts
+by prefix answered with 200, weight updates that wait for running requests unless paused, partial success of an update
+without a flush. Better where the original is dangerous: ids outside the vocabulary are refused, health says at once
+that the server is paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from agentrl.inference.engine import PAUSE_MODES, Engine, EngineStoppedError
+from agentrl.inference.parameters import ErrorShape, RequestRefusedError, parse_sampling
+from agentrl.inference.sequence import Sequence
+from agentrl.inference.wire import GenerateCall, ModelLimits, Prompt, Tokenizer, error_body, parse_generate, render
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONTROL_TIMEOUT_S = 120.0  # an engine thread that does not answer a control call for so long is broken
+_MAX_BODY_BYTES = 64 * 2**20
+_SESSION_MESSAGE = "{name}() must run between begin_weight_update() and end_weight_update()"
+_LOAD_FORMATS = (None, "auto", "safetensors")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Generation:
+    """A sequence in the engine and the loop-side end of its events: (number of tokens, finished)."""
+
+    prompt: Prompt
+    sequence: Sequence
+    events: asyncio.Queue[tuple[int, bool]]
+    is_finished: bool = False
+
+
+class EngineServer:
+    """The routes. Lives in one event loop; the engine runs in its own thread."""
+
+    def __init__(self, engine: Engine, *, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._limits = ModelLimits(vocab_size=engine.vocab_size, context_length=engine.settings.context_length)
+        self._live: dict[str, _Generation] = {}
+        self._update_lock = asyncio.Lock()
+        self._in_update_session = False
+        self._started_at = time.time()
+
+    def application(self) -> web.Application:
+        """The aiohttp application with every route."""
+        app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_BODY_BYTES)
+        both: list[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
+            ("/flush_cache", self._flush_cache),
+            ("/get_model_info", self._model_info),
+            ("/model_info", self._model_info),
+            ("/get_server_info", self._server_info),
+            ("/server_info", self._server_info),
+        ]
+        for path, handler in both:
+            app.router.add_route("GET", path, handler)
+            app.router.add_route("POST", path, handler)
+        app.add_routes(
+            [
+                web.post("/generate", self._generate),
+                web.put("/generate", self._generate),
+                web.post("/abort_request", self._abort),
+                web.post("/pause_generation", self._pause),
+                web.post("/continue_generation", self._continue),
+                web.post("/update_weights_from_disk", self._update_from_disk),
+                web.post("/begin_weight_update", self._begin_update),
+                web.post("/end_weight_update", self._end_update),
+                web.post("/update_weights_from_tensor", self._update_unsupported),
+                web.post("/update_weights_from_distributed", self._update_unsupported),
+                web.post("/update_weight_version", self._update_version),
+                web.post("/weights_checker", self._checksum),
+                web.get("/health", self._health),
+                web.get("/health_generate", self._health_generate),
+                web.get("/ready", self._ready),
+                web.get("/v1/loads", self._loads),
+                web.get("/v1/models", self._models),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
+            ]
+        )
+        return app
+
+    # Generation
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await _json_body(request)
+        streams = isinstance(body, Mapping) and body.get("stream") is True
+        try:
+            call = parse_generate(body, tokenizer=self._tokenizer, limits=self._limits)
+            generations = self._open(call)
+        except RequestRefusedError as error:
+            if not streams or error.shape is not ErrorShape.ENGINE:
+                raise
+            return await _stream_error(request, error)
+        async with self._submitted(generations):
+            if call.stream:
+                return await self._stream(request, call, generations)
+            bodies = [await self._finished_body(call, generation) for generation in generations]
+        return web.json_response(bodies if call.is_list else bodies[0])
+
+    def _open(self, call: GenerateCall) -> list[_Generation]:
+        rids = [prompt.rid for prompt in call.prompts]
+        for rid in rids:
+            if rid in self._live or rids.count(rid) > 1:
+                raise RequestRefusedError(f"Duplicate request ID detected: {rid}")
+        return [self._generation(prompt, stream=call.stream) for prompt in call.prompts]
+
+    def _generation(self, prompt: Prompt, *, stream: bool) -> _Generation:
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
+
+        def on_event(sequence: Sequence) -> None:  # engine thread: only counts cross over, lists keep growing
+            event = (len(sequence.output_ids), sequence.finish_reason is not None)
+            try:
+                loop.call_soon_threadsafe(events.put_nowait, event)
+            except RuntimeError:
+                logger.debug("%s ended after the server's loop", sequence.rid)
+
+        sequence = Sequence(
+            rid=prompt.rid,
+            input_ids=prompt.input_ids,
+            sampling=prompt.sampling,
+            on_event=on_event,
+            stream=stream,
+            logprob_start=prompt.logprob_start,
+            top_logprobs_num=prompt.top_logprobs_num,
+            extra_key=prompt.extra_key,
+        )
+        return _Generation(prompt=prompt, sequence=sequence, events=events)
+
+    @asynccontextmanager
+    async def _submitted(self, generations: list[_Generation]) -> AsyncIterator[None]:
+        """Hand over to the engine; whatever is unfinished at the end (client gone) is aborted."""
+        try:
+            for generation in generations:
+                self._live[generation.sequence.rid] = generation
+                self._engine.submit(generation.sequence)
+            yield
+        finally:
+            for generation in generations:
+                self._live.pop(generation.sequence.rid, None)
+                if not generation.is_finished and not self._engine.has_stopped:
+                    self._engine.abort(generation.sequence.rid, exact=True)
+
+    async def _finished_body(self, call: GenerateCall, generation: _Generation) -> dict[str, Any]:
+        while not generation.is_finished:
+            _, generation.is_finished = await generation.events.get()
+        sequence = generation.sequence
+        reason = sequence.finish_reason or {}
+        if reason.get("status_code"):
+            raise _DetailError(reason["message"], status=reason["status_code"])
+        return self._render(call, generation, num_tokens=len(sequence.output_ids))
+
+    def _render(self, call: GenerateCall, generation: _Generation, *, num_tokens: int) -> dict[str, Any]:
+        return render(
+            generation.sequence,
+            generation.prompt,
+            call=call,
+            tokenizer=self._tokenizer,
+            version=self._engine.reported_version,
+            num_tokens=num_tokens,
+        )
+
+    async def _stream(
+        self, request: web.Request, call: GenerateCall, generations: list[_Generation]
+    ) -> web.StreamResponse:
+        """Server-sent events; every chunk has everything since the start of its generation."""
+        response = await _start_stream(request)
+        merged: asyncio.Queue[tuple[int, int, bool]] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            for index, generation in enumerate(generations):
+                group.create_task(_forward_events(generation, index=index, merged=merged))
+            unfinished = len(generations)
+            while unfinished:
+                index, num_tokens, is_finished = await merged.get()
+                unfinished -= is_finished
+                chunk = self._render(call, generations[index], num_tokens=num_tokens)
+                if call.is_list:
+                    chunk["index"] = index
+                await _send_event(response, chunk)
+        return await _end_stream(response)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await _json_object(request)
+        message = body.get("abort_message")
+        if body.get("abort_all"):
+            await self._control(self._engine.abort(None, message=message))
+        elif isinstance(body.get("rid"), str) and body["rid"]:
+            await self._control(self._engine.abort(body["rid"], message=message))
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        mode = (await _json_object(request)).get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            message = f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}"
+            raise RequestRefusedError(message, shape=ErrorShape.VALIDATION)
+        await self._control(self._engine.pause(mode))
+        return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        await _json_object(request)
+        await self._control(self._engine.resume())
+        return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    # Weights
+
+    async def _update_from_disk(self, request: web.Request) -> web.Response:
+        body = await _json_object(request)
+        path = _string(body, "model_path", required=True)
+        version = _string(body, "weight_version")
+        if body.get("load_format") not in _LOAD_FORMATS:
+            raise RequestRefusedError(f"load_format = {body['load_format']!r} is not supported by the embedded engine")
+        async with self._update_lock:
+            update = self._engine.update_weights(
+                Path(path or ""),
+                version=version,
+                flush_cache=body.get("flush_cache") is not False,
+                abort_running=body.get("abort_all_requests") is True,
+            )
+            result = await asyncio.wrap_future(update)
+        answer = {"success": result.success, "message": result.message, "num_paused_requests": 0}
+        return web.json_response(answer, status=200 if result.success else 400)
+
+    async def _begin_update(self, request: web.Request) -> web.Response:
+        await _json_object(request)
+        if self._in_update_session:
+            return _update_answer("begin_weight_update() was called twice without end_weight_update()")
+        self._in_update_session = True
+        return _update_answer(None)
+
+    async def _end_update(self, request: web.Request) -> web.Response:
+        await _json_object(request)
+        if not self._in_update_session:
+            return _update_answer("end_weight_update() was called without begin_weight_update()")
+        self._in_update_session = False
+        return _update_answer(None)
+
+    async def _update_unsupported(self, request: web.Request) -> web.Response:
+        await _json_object(request)
+        name = request.path.removeprefix("/")
+        if not self._in_update_session:
+            return _update_answer(_SESSION_MESSAGE.format(name=name))
+        return _update_answer(f"{name} is not supported by the embedded engine; use update_weights_from_disk")
+
+    async def _update_version(self, request: web.Request) -> web.Response:
+        body = await _json_object(request)
+        version = _string(body, "new_version", required=True) or ""
+        abort_running = body.get("abort_all_requests") is not False
+        await self._control(self._engine.relabel(version, abort_running=abort_running))
+        message = f"Weight version updated to {version}"
+        return web.json_response({"success": True, "message": message, "new_version": version})
+
+    async def _checksum(self, request: web.Request) -> web.Response:
+        action = (await _json_object(request)).get("action")
+        if action != "checksum":
+            message = f"action must be checksum, got {action!r}"
+            raise RequestRefusedError(message, shape=ErrorShape.VALIDATION)
+        sums = await self._control(self._engine.checksums())
+        total = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+        ranks = [{"checksums": sums}]
+        answer = {"success": True, "message": "Success.", "ranks": ranks, "per_engine_checksum": total}
+        return web.json_response(answer)
+
+    async def _flush_cache(self, request: web.Request) -> web.Response:
+        timeout_s = float(request.query.get("timeout", "0"))
+        deadline = time.monotonic() + timeout_s
+        while not await self._control(self._engine.flush_cache()):
+            if time.monotonic() >= deadline:
+                text = "Timed out waiting for idle state.\n" if timeout_s > 0 else "Flush cache failed.\n"
+                return web.Response(status=400, text=text)
+            await asyncio.sleep(0.02)
+        return web.Response(text="Cache flushed.\n")
+
+    # What is there
+
+    async def _model_info(self, _request: web.Request) -> web.Response:
+        config = self._engine.runner.model.config
+        return web.json_response(
+            {
+                "model_path": self._engine.reported_path,
+                "served_model_name": self._engine.reported_path,
+                "tokenizer_path": str(self._engine.settings.model_path),
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": self._engine.reported_version,
+                "load_format": "safetensors",
+                "model_type": config.model_type,
+                "architectures": config.architectures,
+                "vocab_size": self._engine.vocab_size,
+            }
+        )
+
+    async def _server_info(self, _request: web.Request) -> web.Response:
+        settings = self._engine.settings
+        return web.json_response(
+            {
+                "version": "agentrl-embedded",
+                "model_path": self._engine.reported_path,
+                "max_running_requests": settings.max_running_requests,
+                "context_length": settings.context_length,
+                "device": str(self._engine.runner.device),
+                "weight_version": self._engine.reported_version,
+                "startup_time": self._started_at,
+                "internal_states": [await self._load_entry()],
+            }
+        )
+
+    async def _load_entry(self) -> dict[str, Any]:
+        stats = await self._control(self._engine.stats())
+        settings = self._engine.settings
+        capacity = settings.max_running_requests * settings.context_length
+        return {
+            "dp_rank": 0,
+            "num_running_reqs": stats.num_running,
+            "num_waiting_reqs": stats.num_waiting,
+            "num_used_tokens": stats.num_used_tokens,
+            "max_total_num_tokens": capacity,
+            "token_usage": stats.num_used_tokens / capacity,
+            "num_generated_tokens": stats.num_generated_tokens,
+            "num_prefilled_tokens": stats.num_prefilled_tokens,
+        }
+
+    async def _loads(self, _request: web.Request) -> web.Response:
+        return web.json_response({"loads": [await self._load_entry()]})
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        card = {
+            "id": self._engine.reported_path,
+            "object": "model",
+            "owned_by": "agentrl",
+            "max_model_len": self._engine.settings.context_length,
+        }
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        stats = await self._control(self._engine.stats())
+        return web.Response(status=503 if stats.is_paused else 200)
+
+    async def _health_generate(self, request: web.Request) -> web.StreamResponse:
+        health = await self._health(request)
+        if health.status != 200:
+            return health
+        sampling = parse_sampling({"max_new_tokens": 1, "temperature": 0}, vocab_size=self._engine.vocab_size)
+        prompt = Prompt(
+            rid=f"HEALTH_CHECK_{time.monotonic_ns()}",
+            input_ids=[0],
+            sampling=sampling,
+            return_logprob=False,
+            logprob_start=-1,
+            top_logprobs_num=0,
+            extra_key="",
+        )
+        generation = self._generation(prompt, stream=False)
+        async with self._submitted([generation]), asyncio.timeout(20.0):
+            _, generation.is_finished = await generation.events.get()
+        return web.Response()
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        return web.Response(status=503 if self._engine.has_stopped else 200)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        text = _string(await _json_object(request), "prompt", required=True) or ""
+        tokens = list(self._tokenizer.encode(text))
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": self._limits.context_length}
+        return web.json_response(answer)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        tokens = (await _json_object(request)).get("tokens")
+        if not isinstance(tokens, list) or not all(
+            type(item) is int and 0 <= item < self._limits.vocab_size for item in tokens
+        ):
+            raise RequestRefusedError("tokens must be a list of token ids", shape=ErrorShape.VALIDATION)
+        return web.json_response({"text": self._tokenizer.decode(tokens)})
+
+    async def _control(self, future: Future[T]) -> T:
+        """Wait, bounded, for the engine thread."""
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise _DetailError("the engine does not respond", status=503) from error
+
+
+class _DetailError(Exception):
+    """Answered with `{"detail": message}`."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RequestRefusedError as error:
+        return web.json_response(error_body(error), status=error.status)
+    except _DetailError as error:
+        return web.json_response({"detail": str(error)}, status=error.status)
+    except EngineStoppedError as error:
+        return web.json_response({"detail": str(error)}, status=503)
+    except web.HTTPException as error:
+        return web.json_response({"detail": error.reason}, status=error.status)
+
+
+async def _json_body(request: web.Request) -> Any:
+    raw = await request.read()
+    if not raw:
+        return {}
+    try:
+        return json.loads(raw)
+    except ValueError as error:
+        raise RequestRefusedError(f"the body is no JSON: {error}", shape=ErrorShape.VALIDATION) from error
+
+
+async def _json_object(request: web.Request) -> Mapping[str, Any]:
+    body = await _json_body(request)
+    if not isinstance(body, Mapping):
+        raise RequestRefusedError("the body must be a JSON object", shape=ErrorShape.VALIDATION)
+    return body
+
+
+def _string(body: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
+    value = body.get(name)
+    if (value is None and required) or (value is not None and not isinstance(value, str)):
+        raise RequestRefusedError(f"{name} must be a string, got {value!r}", shape=ErrorShape.VALIDATION)
+    return value
+
+
+def _update_answer(problem: str | None) -> web.Response:
+    answer = {"success": problem is None, "message": problem or "Success."}
+    return web.json_response(answer, status=200 if problem is None else 400)
+
+
+async def _forward_events(generation: _Generation, *, index: int, merged: asyncio.Queue[tuple[int, int, bool]]) -> None:
+    while not generation.is_finished:
+        num_tokens, generation.is_finished = await generation.events.get()
+        merged.put_nowait((index, num_tokens, generation.is_finished))
+
+
+async def _start_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    return response
+
+
+async def _send_event(response: web.StreamResponse, payload: Mapping[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(payload).encode() + b"\n\n")
+
+
+async def _end_stream(response: web.StreamResponse) -> web.StreamResponse:
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+async def _stream_error(request: web.Request, error: RequestRefusedError) -> web.StreamResponse:
+    response = await _start_stream(request)
+    detail = {"message": str(error), "type": "BadRequestError", "code": error.status, "retryable": False}
+    await _send_event(response, {"error": detail})
+    return await _end_stream(response)

@@ -1,0 +1,99 @@
+"""Domain values survive the trip through their documents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import bson
+import pytest
+from bson.codec_options import CodecOptions
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.store import codec, documents
+from agentrl.types import GroupOutcome, RecordStatus, StopReason, Turn, TurnTokens, VersionSpan
+from factories import make_record, make_settlement, make_task, make_turn
+
+OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True, tzinfo=UTC)
+token = st.integers(0, 2**31 - 1)
+turns = st.builds(
+    lambda prompt, sampled, split: TurnTokens(
+        parent_turn=-1,
+        prompt_ids=tuple(prompt),
+        completion_ids=tuple(t for t, _ in sampled),
+        logprobs=tuple(logprob for _, logprob in sampled),
+        version_spans=(
+            VersionSpan(version=1, start=0, end=split),
+            VersionSpan(version=2, start=split, end=len(sampled)),
+        ),
+        finish_reason="stop",
+    ),
+    st.lists(token, max_size=20),
+    st.lists(st.tuples(token, st.floats(max_value=0, width=32)), max_size=20),
+    st.integers(0, 20),
+)
+
+
+def through_bson(document: dict[str, Any]) -> dict[str, Any]:
+    return bson.decode(bson.encode(document), codec_options=OPTIONS)
+
+
+@given(turns)
+def test_tokens_of_a_turn_read_back_equal(tokens: TurnTokens) -> None:
+    turn = make_turn()
+    turn = Turn(model=replace(turn.model, tokens=tokens))
+    (encoded,) = documents.turn_to_documents(turn)
+    assert documents.dispatch_from_document(through_bson(encoded.document), parts=()) == turn.model
+
+
+def test_a_turn_stores_only_its_own_tokens_under_the_id_of_its_model_call() -> None:
+    record = make_record()
+    turn = make_turn(record, prompt_ids=range(1000), completion_ids=range(10), tool_results=("3",))
+    model, tool = (encoded.document for encoded in documents.turn_to_documents(turn))
+    assert model["turn_id"] == tool["turn_id"] == turn.model.id
+    assert model["payload"]["num_bytes"] == 4 * 1000 + 8 * 10
+    assert "payload" not in tool
+    assert {document["schema_version"] for document in (model, tool)} == {1}
+
+
+@pytest.mark.parametrize("text", ["page " * 600_000, "é" * 700_000])
+def test_a_reply_of_megabytes_moves_out_of_the_readable_part(text: str) -> None:
+    turn = make_turn(tool_results=(text,))
+    _, encoded = documents.turn_to_documents(turn)
+    assert "response" not in encoded.document
+    assert len(bson.encode(encoded.document)) < codec.PART_BYTES + 10_000
+    stored = through_bson(encoded.document)
+    assert documents.dispatch_from_document(stored, parts=()).response == {"content": text}
+
+
+def test_an_incompressible_reply_beyond_the_document_limit_becomes_parts() -> None:
+    noise = json.dumps([hash((k, "x")) for k in range(700_000)])
+    _, encoded = documents.turn_to_documents(make_turn(tool_results=(noise,)))
+    assert len(encoded.parts) >= 1
+    parts = [part["bytes"] for part in encoded.parts]
+    stored = through_bson(encoded.document)
+    assert documents.dispatch_from_document(stored, parts=parts).response == {"content": noise}
+
+
+def test_records_read_back_equal_in_every_state() -> None:
+    running = replace(
+        make_record(turn_ids=("a", "b")), turn_prompt_tokens=(3, 9), started_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    final = replace(running, status=RecordStatus.FAILED, stop_reason=StopReason.TIMEOUT, error="late \ud800")
+    for record in (running, final):
+        assert documents.record_from_document(through_bson(documents.record_to_document(record))) == record
+
+
+def test_settlements_keep_ids_with_dots_and_records_without_reward() -> None:
+    task = make_task("a.b.$c", num_generations=3)
+    settlement = make_settlement(task, rewards=(1.0, 0.0), outcome=GroupOutcome.TRAINABLE)
+    stored = through_bson(documents.settlement_to_document(settlement, sequences=[]))
+    assert documents.settlement_from_document(task.id, stored) == settlement
+
+
+def test_moments_are_kept_in_utc_milliseconds() -> None:
+    moment = datetime.fromisoformat("2026-01-01T02:00:00.123987+02:00")
+    assert documents.utc_milliseconds(moment) == datetime(2026, 1, 1, 0, 0, 0, 123000, tzinfo=UTC)

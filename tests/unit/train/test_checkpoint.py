@@ -1,0 +1,128 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.sections import TrainConfig
+from agentrl.train.checkpoint import (
+    checkpoint_path,
+    load_training_state,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from agentrl.train.model import PolicyModule
+from agentrl.train.optimizer import build_optimizer
+from tiny_model import tiny_qwen3, write_tiny_model
+
+
+def prepared(model) -> tuple[Accelerator, PolicyModule, torch.optim.Optimizer]:
+    accelerator = Accelerator(cpu=True)
+    policy = PolicyModule(model, temperature=1.0, chunk_size=8, with_entropy=False)
+    policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, TrainConfig(learning_rate=1e-2)))
+    return accelerator, policy, optimizer
+
+
+def update(policy: PolicyModule, optimizer: torch.optim.Optimizer) -> None:
+    """One step on a loss that draws from torch's random generator."""
+    ids_BT = torch.randint(0, 48, (2, 7))
+    logprobs_N, _ = policy(ids_BT, torch.arange(6), torch.randint(0, 48, (6,)))
+    (-logprobs_N.mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save(path: Path, accelerator, policy, optimizer, *, step: int, tokenizer_source: Path) -> None:
+    save_checkpoint(
+        path,
+        accelerator=accelerator,
+        policy=policy,
+        optimizer=optimizer,
+        tokenizer_source=tokenizer_source,
+        step=step,
+        metrics={"loss": 0.5},
+    )
+
+
+def test_training_goes_on_bitwise_from_a_checkpoint(tmp_path: Path) -> None:
+    start = write_tiny_model(tmp_path / "start")
+    accelerator, policy, optimizer = prepared(tiny_qwen3())
+    update(policy, optimizer)
+    update(policy, optimizer)
+    save(tmp_path / "c" / "step_2", accelerator, policy, optimizer, step=2, tokenizer_source=start)
+    update(policy, optimizer)
+    expected = [p.detach().clone() for p in policy.parameters()]
+    expected_draw = (torch.rand(3), random.random())
+
+    checkpoint = newest_checkpoint(tmp_path / "c")
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.metrics, checkpoint.num_processes) == (2, {"loss": 0.5}, 1)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
+    accelerator, policy, optimizer = prepared(model)
+    torch.manual_seed(99)
+    load_training_state(checkpoint, accelerator=accelerator, policy=policy, optimizer=optimizer)
+    update(policy, optimizer)
+
+    for after, before in zip(policy.parameters(), expected, strict=True):
+        assert torch.equal(after, before)
+    assert torch.equal(torch.rand(3), expected_draw[0])
+    assert random.random() == expected_draw[1]
+
+
+def test_a_checkpoint_is_a_model_directory_with_tied_weights_once(tmp_path: Path) -> None:
+    start = write_tiny_model(tmp_path / "start")
+    save(tmp_path / "c" / "step_1", *prepared(tiny_qwen3()), step=1, tokenizer_source=start)
+
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "c" / "step_1", output_loading_info=True)
+
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert (tmp_path / "c" / "step_1" / "tokenizer.json").read_text() == (start / "tokenizer.json").read_text()
+
+
+def test_incomplete_checkpoints_are_ignored(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "none") is None
+    for name, is_complete in (("step_5", True), ("step_9", False), ("step_12.tmp", True), ("notes", True)):
+        (tmp_path / name).mkdir()
+        if is_complete:
+            state = json.dumps({"step": 5, "metrics": {}, "num_processes": 2})
+            (tmp_path / name / "checkpoint.json").write_text(state)
+
+    checkpoint = newest_checkpoint(tmp_path)
+
+    assert checkpoint is not None
+    assert checkpoint.path == tmp_path / "step_5"
+
+
+def test_a_kill_while_writing_leaves_the_older_checkpoint_in_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = write_tiny_model(tmp_path / "start")
+    parts = prepared(tiny_qwen3())
+    save(checkpoint_path(tmp_path, 1), *parts, step=1, tokenizer_source=start)
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentrl.train.checkpoint.finish_directory", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(checkpoint_path(tmp_path, 2), *parts, step=2, tokenizer_source=start)
+
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+
+
+def test_only_the_newest_checkpoints_are_kept_by_number_not_by_name(tmp_path: Path) -> None:
+    for step in (8, 9, 10, 11):
+        (tmp_path / f"step_{step}").mkdir()
+        (tmp_path / f"step_{step}" / "checkpoint.json").write_text("{}")
+
+    prune_checkpoints(tmp_path, keep=2)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_11"]

@@ -1,0 +1,292 @@
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.sections import RunConfig
+from agentrl.errors import ConfigError, UnavailableError
+from agentrl.store import MemoryStore
+from agentrl.train.feed import StoreFeed
+from agentrl.train.planner import (
+    MAX_WASTED_TOKENS,
+    StepPlanner,
+    forward_passes,
+    group_metrics,
+    is_stale,
+    supervised_batch,
+)
+from agentrl.types import (
+    DBRecordData,
+    GroupOutcome,
+    GroupSettlement,
+    SequenceSummary,
+    SettledGroup,
+    StepStatus,
+    Task,
+)
+from factories import EPOCH_START
+from tiny_model import random_row, run_config
+
+
+def summary(name: str, num_tokens: int, *, version: int = 0, trained: int | None = None) -> SequenceSummary:
+    return SequenceSummary(
+        id=name,
+        num_tokens=num_tokens,
+        num_trained_tokens=num_tokens // 2 if trained is None else trained,
+        min_policy_version=version,
+    )
+
+
+def settled(
+    name: str,
+    *,
+    rewards: Sequence[float] = (1.0, 0.0),
+    outcome: GroupOutcome = GroupOutcome.TRAINABLE,
+    reason: str | None = None,
+    versions: Sequence[int] = (0, 0),
+    num_failed: int = 0,
+) -> SettledGroup:
+    sequences = [summary(f"{name}/g{k}/s0", 20 + k, version=version) for k, version in enumerate(versions)]
+    return SettledGroup(
+        settlement=GroupSettlement(
+            task_id=name,
+            outcome=outcome,
+            drop_reason=reason,
+            rewards={f"{name}/g{k}": reward for k, reward in enumerate(rewards)},
+            advantages={},
+            num_failed=num_failed,
+        ),
+        sequences=tuple(sequences) if outcome is GroupOutcome.TRAINABLE else (),
+        settled_at=EPOCH_START,
+        mean_tool_calls=1.5,
+    )
+
+
+# --- forward passes -------------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(2, 400), min_size=1, max_size=60),
+    num_ranks=st.integers(1, 4),
+    max_tokens=st.integers(16, 2000),
+)
+def test_every_row_is_in_exactly_one_pass_within_the_budget(
+    lengths: list[int], num_ranks: int, max_tokens: int
+) -> None:
+    rows = [summary(f"r{k}", length) for k, length in enumerate(lengths)]
+
+    passes = forward_passes(rows, num_ranks=num_ranks, max_tokens=max_tokens)
+
+    assert sorted(row_id for rank in passes for ids in rank for row_id in ids) == sorted(row.id for row in rows)
+    assert len(passes) == num_ranks
+    assert len({len(rank) for rank in passes}) == 1
+    size = {row.id: row.num_tokens for row in rows}
+    for ids in (ids for rank in passes for ids in rank if len(ids) > 1):
+        widest = max(size[row_id] for row_id in ids)
+        assert widest * len(ids) <= max_tokens
+        assert widest * len(ids) - sum(size[row_id] for row_id in ids) <= MAX_WASTED_TOKENS
+
+
+def test_rows_of_unlike_length_do_not_share_a_pass() -> None:
+    rows = [summary("long", 1000), summary("a", 10), summary("b", 11)]
+
+    (rank,) = forward_passes(rows, num_ranks=1, max_tokens=10_000)
+
+    assert rank == (("long",), ("b", "a"))
+
+
+# --- supervised order -----------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_of_supervised_batches_sees_every_row_once_in_a_new_order() -> None:
+    rows = [f"r{k:02}" for k in range(10)]
+
+    first = [supervised_batch(rows, step=step, batch_size=4, seed=1) for step in (1, 2, 3)]
+    second = [supervised_batch(rows, step=step, batch_size=4, seed=1) for step in (4, 5, 6)]
+
+    assert [len(batch) for batch in first] == [4, 4, 2]
+    for epoch in (first, second):
+        assert sorted(row for batch in epoch for row in batch) == rows
+    assert first != second
+    assert first[0] == supervised_batch(rows, step=1, batch_size=4, seed=1)
+    assert first[0] != supervised_batch(rows, step=1, batch_size=4, seed=2)
+
+
+# --- metrics and staleness ------------------------------------------------------------------------------------------
+
+
+def test_reward_counts_dropped_groups_and_leaves_failed_records_out() -> None:
+    groups = [
+        settled("a", rewards=(1.0, 0.0)),
+        settled("b", rewards=(1.0,), outcome=GroupOutcome.DROPPED, reason="zero_advantage", num_failed=1),
+    ]
+
+    metrics = group_metrics(groups)
+
+    assert metrics["reward"] == pytest.approx(2 / 3)
+    assert metrics["reward_trained"] == pytest.approx(0.5)
+    assert metrics["num_failed"] == 1
+    assert metrics["group_signal_share"] == 0.5
+    assert metrics["completion_tokens_mean"] == 10
+    assert metrics["tool_calls_mean"] == 1.5
+
+
+def test_reward_is_left_out_where_nothing_was_scored() -> None:
+    metrics = group_metrics([settled("a", rewards=(), outcome=GroupOutcome.DROPPED, reason="all_failed", num_failed=2)])
+
+    assert "reward" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"), [((3, 5), False), ((2, 5), True), ((-1, 4), False)], ids=["at bound", "older", "masked"]
+)
+def test_one_token_beyond_the_bound_makes_a_group_stale(versions: tuple[int, int], expected: bool) -> None:
+    group = settled("a", versions=versions)
+
+    assert is_stale(group, policy_version=5, max_staleness=2) is expected
+
+
+# --- the planner against a store ------------------------------------------------------------------------------------
+
+
+def config_for(tmp_path: Path, **sections: dict[str, object]) -> RunConfig:
+    return run_config(tmp_path, model_dir=tmp_path, **sections)
+
+
+@contextmanager
+def open_planner(store: MemoryStore, config: RunConfig, calls: list[tuple[str, int]] | None = None):
+    async def open_store() -> MemoryStore:
+        return store
+
+    def report(phase: str, step: int) -> None:
+        if calls is not None:
+            calls.append((phase, step))
+
+    with StoreFeed(open_store, timeout_s=5.0) as feed:
+        yield StepPlanner(feed, config=config, num_ranks=1, report=report), feed
+
+
+def settle(
+    feed: StoreFeed,
+    name: str,
+    *,
+    version: int = 0,
+    outcome: GroupOutcome = GroupOutcome.TRAINABLE,
+    reason: str | None = None,
+) -> list[str]:
+    """Put a settled group of two Records into the store the way a sampler does; returns its row ids."""
+    task = Task(id=f"train:0:{name}", item_id=name, split="train", epoch=0, query="?", answer="!", num_generations=2)
+    rng = np.random.default_rng(len(name))
+    rows: list[DBRecordData] = []
+    if outcome is GroupOutcome.TRAINABLE:
+        rows = [random_row(f"{task.id}/g{k}/s0", rng=rng, version=version, task_id=task.id) for k in range(2)]
+    settlement = GroupSettlement(
+        task_id=task.id,
+        outcome=outcome,
+        drop_reason=reason,
+        rewards={f"{task.id}/g0": 1.0, f"{task.id}/g1": 0.0},
+        advantages={},
+    )
+
+    async def write(store: MemoryStore) -> None:
+        await store.insert_tasks([task])
+        (claim,) = await store.claim_tasks(split="train", owner=name, lease_s=60, limit=1)
+        await store.settle_task(claim, settlement, rows)
+
+    feed.call(write)
+    return [row.id for row in rows]
+
+
+def test_a_plan_takes_the_oldest_groups_and_writes_the_ledger_first(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 2})
+    with open_planner(MemoryStore(), config) as (planner, feed):
+        first, second = settle(feed, "a"), settle(feed, "b")
+        settle(feed, "c")
+
+        plan = planner.plan(1)
+
+        assert plan.entry.task_ids == ("train:0:a", "train:0:b")
+        assert sorted(plan.entry.sequence_ids) == sorted(first + second)
+        assert [row.id for row in plan.sequences] == list(plan.entry.sequence_ids)
+        known = feed.call(lambda store: store.get_step(1))
+        assert known is not None
+        assert known.status is StepStatus.PLANNED
+        assert known.metrics["reward"] == 0.5
+
+
+def test_a_plan_in_the_ledger_is_replayed_although_other_groups_are_there(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 1})
+    store = MemoryStore()
+    with open_planner(store, config) as (planner, feed):
+        settle(feed, "a")
+        planned = planner.plan(1)
+    with open_planner(store, config) as (planner, feed):
+        settle(feed, "b")
+
+        replayed = planner.plan(1)
+
+        assert replayed.entry == replace(planned.entry, attempts=2, planned_at=replayed.entry.planned_at)
+        assert replayed.passes == planned.passes
+        assert replayed.sequences == planned.sequences
+
+
+def test_stale_groups_are_dropped_by_name_and_counted(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 1, "max_staleness": 1})
+    with open_planner(MemoryStore(), config) as (planner, feed):
+        settle(feed, "old", version=1)
+        settle(feed, "new", version=3)
+
+        plan = planner.plan(5)
+
+        assert plan.entry.task_ids == ("train:0:new",)
+        assert plan.entry.metrics["num_dropped_stale"] == 1
+        left = feed.call(lambda store: store.settled_groups(split="train", limit=9))
+        assert "train:0:old" not in {group.settlement.task_id for group in left}
+
+
+def test_a_batch_without_signal_does_not_step(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 2})
+    with open_planner(MemoryStore(), config) as (planner, feed):
+        for name in ("a", "b"):
+            settle(feed, name, outcome=GroupOutcome.DROPPED, reason="zero_advantage")
+        settle(feed, "c")
+        settle(feed, "d", outcome=GroupOutcome.DROPPED, reason="zero_advantage")
+
+        plan = planner.plan(1)
+
+        assert plan.entry.task_ids == ("train:0:c", "train:0:d")
+        assert dict(plan.entry.dropped) == {"train:0:d": "zero_advantage"}
+        assert all(row_id.startswith("train:0:c/") for row_id in plan.entry.sequence_ids)
+        assert plan.entry.metrics["num_dropped_zero_advantage"] == 2
+
+
+def test_waiting_for_groups_is_bounded_reported_and_explained(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 2}, train={"data_timeout_s": 0.1})
+    calls: list[tuple[str, int]] = []
+    with open_planner(MemoryStore(), config, calls) as (planner, feed):
+        settle(feed, "a")
+
+        with pytest.raises(UnavailableError, match=r"step 1: 1 of tasks_per_step = 2 groups .* 1 settled"):
+            planner.plan(1)
+    assert ("wait", 1) in calls
+
+
+def test_supervised_plans_need_rows_and_no_tasks(tmp_path: Path) -> None:
+    config = config_for(tmp_path, rollout={"enable_sampling": False}, train={"sft_batch_size": 2})
+    no_rows = pytest.raises(ConfigError, match='no rows of split "train"')
+    with open_planner(MemoryStore(), config) as (planner, feed), no_rows:
+        planner.plan(1)
+    with open_planner(MemoryStore(), config) as (planner, feed):
+        rows = [random_row(f"r{k}", rng=np.random.default_rng(k)) for k in range(3)]
+        rows.append(random_row("held-out", rng=np.random.default_rng(9), split="eval"))
+        feed.call(lambda store: store.insert_sequences(rows))
+
+        plans = [planner.plan(step) for step in (1, 2)]
+
+        trained = [row_id for plan in plans for row_id in plan.entry.sequence_ids]
+        assert sorted(trained) == ["r0", "r1", "r2"]
