@@ -1,4 +1,4 @@
-"""What an inference service samples and reports, checked against Hugging Face. Runs on the embedded engine and SGLang."""
+"""What an inference service samples and reports, checked against Hugging Face. Embedded engine and SGLang alike."""
 
 from __future__ import annotations
 

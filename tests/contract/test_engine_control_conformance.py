@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-import tiny_lm
 import torch
-from engine_targets import EngineTarget, Reply
 from safetensors.torch import load_file, save_file
 
+import tiny_lm
 from agentrl.inference import EngineClient
+from engine_targets import EngineTarget, Reply
 
 TOLERANCE = 1e-4
 PROMPT = [7, 8, 9, 10, 11, 12]

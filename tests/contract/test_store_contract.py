@@ -561,6 +561,16 @@ async def test_committing_a_step_completes_its_entry(store: Store) -> None:
     assert step.committed_at is not None
 
 
+async def test_a_commit_consumes_what_was_planned_whoever_commits(store: Store) -> None:
+    for name in "ab":
+        await settled(store, make_task(name))
+    await store.plan_step(planned(1, task_ids=("train:0:a",)))
+    for _ in range(2):
+        await store.commit_step(planned(1, task_ids=("train:0:b",)))
+    (left,) = await store.settled_groups(split="train", limit=10)
+    assert left.settlement.task_id == "train:0:b"
+
+
 async def test_a_step_without_a_plan_cannot_be_committed(store: Store) -> None:
     with pytest.raises(StoreError, match="no plan"):
         await store.commit_step(planned(3, task_ids=()))

@@ -110,7 +110,7 @@ async def test_a_bundled_server_speaks_http_too():
 
 async def test_images_and_structured_content_become_text(tmp_path):
     box = await open_toolbox(tools_config(tmp_path, {"test": stdio()}))
-    assert (await box.call(request("image"), deadline_s=10)).content == "before\nafter\n[Image: image/png]"
+    assert (await box.call(request("image"), deadline_s=10)).content == "before\n[Image: image/png]\nafter"
     assert json.loads((await box.call(request("numbers"), deadline_s=10)).content) == {"values": [1, 2]}
     await box.close()
 
@@ -339,6 +339,14 @@ async def test_a_server_that_ignores_the_end_of_its_input_is_ended_with_its_chil
     box = await open_toolbox(tools_config(tmp_path, {"a": {"command": "python", "args": [str(wrapper)]}}))
     assert (await box.call(request("add", a=1, b=1), deadline_s=10)).content == "2"
     await box.close()
+
+
+def test_a_toolbox_that_nobody_closed_ends_with_its_event_loop(tmp_path):
+    async def use_and_forget():
+        box = await open_toolbox(tools_config(tmp_path, {"a": stdio()}))
+        return (await box.call(request("add", a=1, b=1), deadline_s=10)).content
+
+    assert asyncio.run(use_and_forget()) == "2"
 
 
 async def test_no_server_configured_means_no_tools():

@@ -18,7 +18,8 @@ from agentrl.errors import ConfigError, TrainingError, UnavailableError
 from agentrl.protocols import TrainStore
 from agentrl.store import MemoryStore
 from agentrl.train.loop import train
-from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement, StepStatus, Task
+from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement, StepStatus
+from factories import make_task
 from tiny_model import random_row, run_config, write_tiny_model
 
 PHASES = ["wait", "load", "forward_backward", "optimizer", "checkpoint", "publish", "commit"]
@@ -75,21 +76,13 @@ def run_training(config: RunConfig, store: MemoryStore, *, crash_at: tuple[str, 
     return sink
 
 
-def settle_groups(store: MemoryStore, count: int, *, rows_of=None) -> None:
+def settle_groups(store: MemoryStore, count: int) -> None:
     """`count` groups of two Records; every third has no signal."""
     rng = np.random.default_rng(11)
 
     async def write() -> None:
         for k in range(count):
-            task = Task(
-                id=f"train:0:q{k:02}",
-                item_id=f"q{k:02}",
-                split="train",
-                epoch=0,
-                query="?",
-                answer="!",
-                num_generations=2,
-            )
+            task = make_task(f"q{k:02}")
             is_dropped = k % 3 == 2
             rows = [
                 random_row(f"{task.id}/g{g}/s0", rng=rng, version=0, task_id=task.id, advantage=1.0 - 2.0 * g)
@@ -166,7 +159,7 @@ def test_mismatch_and_log_probs_are_those_of_the_sampling_temperature(tmp_path: 
         return replace(row, behaviour_logprobs=np.where(row.loss_mask, logprobs, 0).astype(np.float32))
 
     rng = np.random.default_rng(2)
-    task = Task(id="train:0:q", item_id="q", split="train", epoch=0, query="?", answer="!", num_generations=2)
+    task = make_task("q")
     rows = [with_own_logprobs(random_row(f"{task.id}/g{k}/s0", rng=rng, version=0, task_id=task.id)) for k in range(2)]
     settlement = GroupSettlement(
         task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards={f"{task.id}/g0": 1.0}, advantages={}
@@ -265,13 +258,9 @@ def test_supervised_training_learns_its_rows_over_several_epochs(tmp_path: Path,
 
 def test_a_broken_row_stops_the_run_with_its_name_and_the_plan_stays_open(tmp_path: Path, start: Path) -> None:
     store = MemoryStore()
-    rows = [random_row(f"r{k}", rng=np.random.default_rng(k)) for k in range(4)]
+    rows = [random_row(f"r{k}", rng=np.random.default_rng(k), version=0) for k in range(4)]
     rows[2].advantages[:] = np.nan
-    asyncio.run(
-        store.insert_sequences(
-            [replace(row, behaviour_logprobs=np.full(row.token_ids.size, -1, np.float32)) for row in rows]
-        )
-    )
+    asyncio.run(store.insert_sequences(rows))
     config = run_config(tmp_path, model_dir=start, rollout={"enable_sampling": False}, train={"sft_batch_size": 4})
 
     with pytest.raises(TrainingError, match=r"row\(s\) r2;"):

@@ -40,7 +40,6 @@ def settle_group(
     *,
     algo: AlgoConfig,
     min_turns: int,
-    adv_scaling: float = 1.0,
 ) -> tuple[GroupSettlement, list[DBRecordData]]:
     """Advantages of a group and its training rows.
 
@@ -49,8 +48,7 @@ def settle_group(
     rewards only. A correct Record with fewer than `min_turns` turns stays in the baseline and gives no rows. Zero
     advantages give no rows while `drop_zero_advantage` is on.
 
-    `adv_scaling` is a factor on the stored advantages. A loss built with LossConfig.adv_scaling scales them itself:
-    give the factor in one of the two places.
+    Advantages are stored unscaled: the loss applies `adv_scaling`.
     """
     scored = [record for record in records if is_scored(record)]
     rewards = {record.id: float(record.score or 0.0) for record in scored}
@@ -72,7 +70,7 @@ def settle_group(
         return settlement(GroupOutcome.EVALUATED, advantages={}), []
     if len(scored) < _smallest_group(algo):
         return settlement(GroupOutcome.DROPPED, advantages={}, reason=DropReason.TOO_FEW_SCORED), []
-    advantages = _advantages(rewards, algo=algo, adv_scaling=adv_scaling)
+    advantages = _advantages(rewards, algo=algo)
     trained = [record for record in scored if advantages[record.id] != 0.0 or not algo.drop_zero_advantage]
     if not trained:
         return settlement(GroupOutcome.DROPPED, advantages=advantages, reason=DropReason.ZERO_ADVANTAGE), []
@@ -104,8 +102,8 @@ def _smallest_group(algo: AlgoConfig) -> int:
     return 1 if algo.advantage == "none" else 2
 
 
-def _advantages(rewards: Mapping[str, float], *, algo: AlgoConfig, adv_scaling: float) -> dict[str, float]:
+def _advantages(rewards: Mapping[str, float], *, algo: AlgoConfig) -> dict[str, float]:
     if algo.advantage == "none":
-        return dict.fromkeys(rewards, adv_scaling)
+        return dict.fromkeys(rewards, 1.0)
     values = group_advantages(list(rewards.values()), method=algo.advantage)
-    return {record_id: value * adv_scaling for record_id, value in zip(rewards, values, strict=True)}
+    return dict(zip(rewards, values, strict=True))

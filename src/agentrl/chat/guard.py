@@ -145,7 +145,7 @@ class GuardedEncoder:
         added = self._tokenizer.get_added_tokens_decoder().values()
         if self._anchor is not None or self._may_normalize_into_control:
             return None
-        if any(token.lstrip or token.rstrip or token.single_word for token in added):
+        if any(token.lstrip or token.single_word for token in added):
             return None
         borders = [text for text in self._special if text in self._template_text]
         if any(border in token.content and border != token.content for border in borders for token in added):

@@ -42,7 +42,8 @@ def parse_invocation(
     if unknown:
         own_flags = [flag.lstrip("-") for flag in re.findall(r"--[a-z_]+", parser.format_usage())]
         if unknown[0].startswith("-"):
-            raise unknown_name(unknown[0].partition("=")[0], known=own_flags)
+            flag = unknown[0].partition("=")[0]
+            raise unknown_name(flag.lstrip("-").replace("-", "_"), origin=flag, known=own_flags)
         raise ConfigError(f"{unknown[0]!r}: one argument too many; see {parser.prog} --help")
     if arguments.run_name is not None:
         flags = [*flags, "--run_name", arguments.run_name]

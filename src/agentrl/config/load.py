@@ -105,9 +105,8 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, flags
 
 
-def unknown_name(origin: str, *, known: Sequence[str] = ()) -> ConfigError:
-    """The error for a name nobody knows, with the nearest one that exists."""
-    name = _leaf(origin.rpartition(" ")[2].rpartition(":")[2])
+def unknown_name(name: str, *, origin: str, known: Sequence[str] = ()) -> ConfigError:
+    """The error for a name nobody knows, with the nearest one that exists. `origin` is how the user wrote it."""
     near = difflib.get_close_matches(name, sorted({*known_names(), *known}), n=1, cutoff=0.5)
     way_out = f"did you mean --{near[0]}?" if near else "all names are in docs/configuration.md"
     return ConfigError(f"{origin}: no such setting; {way_out}")
@@ -206,7 +205,7 @@ def _is_boolean(name: str) -> bool:
 
 def _checked(given: Given) -> Given:
     if given.name not in known_names():
-        raise unknown_name(given.origin)
+        raise unknown_name(given.name, origin=given.origin)
     return given
 
 

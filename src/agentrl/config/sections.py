@@ -271,3 +271,8 @@ class RunConfig(Section):
                 'raise it or set advantage = "none"'
             )
         return self
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether steps train on rows that are in the database, instead of on groups that samplers settle."""
+        return not self.rollout.enable_sampling or self.loss.loss == "CROSS_ENTROPY"

@@ -54,7 +54,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Update:
-    directory: Path
+    path: str
     version: str
     flush_cache: bool
     result: Future[UpdateResult]
@@ -127,7 +127,7 @@ class Engine:
         return self._call(self._resume)
 
     def update_weights(
-        self, directory: Path, *, version: str | None, flush_cache: bool, abort_running: bool
+        self, path: str, *, version: str | None, flush_cache: bool, abort_running: bool
     ) -> Future[UpdateResult]:
         """Replace the weights: at once when paused, else when every generation accepted so far has ended."""
         result: Future[UpdateResult] = Future()
@@ -139,7 +139,7 @@ class Engine:
             if abort_running:
                 self._abort(None)
             label = version if version is not None else self.runner.version
-            self._update = _Update(directory=directory, version=label, flush_cache=flush_cache, result=result)
+            self._update = _Update(path=path, version=label, flush_cache=flush_cache, result=result)
 
         self._post(begin)
         return result
@@ -328,7 +328,7 @@ class Engine:
             return
         self._update = None
         try:
-            self.runner.replace_weights(update.directory, forget=update.flush_cache)
+            self.runner.replace_weights(Path(update.path), forget=update.flush_cache)
         except WeightsError as error:
             logger.warning("weight update refused: %s", error)
             update.result.set_result(UpdateResult(success=False, message=str(error)))
@@ -343,7 +343,7 @@ class Engine:
             message = "Weights were updated, but the cache was not flushed: generations are still running."
             return UpdateResult(success=False, message=message)
         self.reported_version = update.version
-        self.reported_path = str(update.directory)
+        self.reported_path = update.path
         return UpdateResult(success=True, message="Succeeded to update model weights.")
 
     def _flush(self) -> bool:

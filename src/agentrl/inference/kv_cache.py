@@ -39,6 +39,12 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def slot_bytes(shapes: Iterable[tuple[torch.Size, torch.Size]], capacity: int, dtype: torch.dtype) -> int:
+    """Memory of one slot over all layers."""
+    per_position = sum(shape[1] * shape[3] for pair in shapes for shape in pair)
+    return per_position * (capacity + 1) * dtype.itemsize
+
+
 class LaneCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     """Keys and values of `num_slots` slots with `capacity` positions each."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from agentrl.errors import EngineError, StoreError
+from agentrl.errors import EngineError, EngineErrorKind, StoreError
 from agentrl.inference.client import EngineClient, ModelInfo
 from agentrl.protocols import FleetStore
 from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
@@ -79,6 +79,8 @@ class _Registrar:
                 backoff_s, pause_s = _BACKOFF_FIRST_S, poll_s
             except (EngineError, StoreError) as error:
                 logger.warning("service %s (%s): %s", self._service_id, self._client.base_url, error)
+                if isinstance(error, EngineError):
+                    self._served = None
                 await self._announce_quietly()
                 pause_s, backoff_s = backoff_s, min(_BACKOFF_MAX_S, backoff_s * 2)
             await asyncio.sleep(pause_s)
@@ -101,8 +103,10 @@ class _Registrar:
             logger.warning("service %s could not be marked DOWN: %s", self._service_id, error)
 
     async def _bring_up(self, policy: PolicyVersion | None) -> None:
-        """Make the service serve `policy` (None: the model it was started with, as version 0), verified."""
-        self._served = None
+        """Make the service serve `policy` (None: the model it was started with, as version 0), verified.
+
+        Until it fails, the service stays UP: its generations are only held for the moment the weights change.
+        """
         info = await self._client.model_info()
         if policy is None:
             await self._adopt_initial(info)
@@ -120,7 +124,7 @@ class _Registrar:
             message = (
                 f"{self._client.base_url} holds version {info.weight_version}, but no policy is published here yet"
             )
-            raise StoreError(message)
+            raise EngineError(message, kind=EngineErrorKind.REJECTED)
         if info.weight_version != "0":
             await self._client.update_weight_version("0")
         await self._client.continue_generation()
@@ -140,7 +144,7 @@ class _Registrar:
         after = await self._client.model_info()
         if after.weight_version != str(policy.version):
             message = f"{self._client.base_url} reports {after.weight_version} after loading {policy.version}"
-            raise StoreError(message)
+            raise EngineError(message, kind=EngineErrorKind.REJECTED)
 
     async def _check(self) -> None:
         """Compare what the service says with what was loaded."""

@@ -118,10 +118,19 @@ class RoutedClient:
             request, rid=f"{request.rid}-a{attempt:03d}", deadline_s=max(0.001, deadline - time.monotonic())
         )
         self._in_flight[service.id] += 1
+        generation = asyncio.create_task(self._client(service).generate(attempted, service_id=service.id))
         try:
-            return await self._client(service).generate(attempted, service_id=service.id)
+            while not generation.done():
+                await asyncio.wait({generation}, timeout=self._refresh_s)
+                if not generation.done() and service.base_url not in {item.base_url for item in await self._services()}:
+                    message = f"{service.id} went DOWN or silent during {attempted.rid}"
+                    raise EngineError(message, kind=EngineErrorKind.UNREACHABLE)
+            return generation.result()
         finally:
             self._in_flight[service.id] -= 1
+            if not generation.done():
+                generation.cancel()
+                await asyncio.wait({generation})
 
     async def _choose(self, session: str) -> InferenceService | None:
         """The session's service while it lasts, else the least loaded one; None when nothing is UP."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.inference.kv_cache import KVShapeProbe, LaneCache
+from agentrl.inference.kv_cache import KVShapeProbe, LaneCache, slot_bytes
 from agentrl.inference.lanes import LaneTable
 from agentrl.inference.sampling import BatchSampler, Sampled, top_entries
 from agentrl.inference.sequence import Sequence
@@ -31,6 +31,7 @@ from agentrl.inference.weights import apply_weights, checksums, load_model, read
 
 _PREFILL_PADDED_TOKENS = 4096  # of one forward: bounds its memory, and how long decoding waits
 _PREFILL_CHUNK = 1024  # tokens of one sequence per forward
+_ARCHIVE_BYTES = 512 * 2**20  # at most, for prefixes of finished sequences beside the lanes
 _MAX_PADDING = 0.4  # share of a prefill's rows that may be padding before the batch is split
 
 
@@ -62,14 +63,15 @@ class ModelRunner:
         self._dtype = dtype
         self._weights_epoch = 0
         self._generator = torch.Generator(device=self.device).manual_seed(settings.seed)
-        num_lanes = settings.max_running_requests
-        self.lanes = LaneTable(num_lanes=num_lanes, num_archived=num_lanes, capacity=settings.context_length)
+        shapes = self._probe_shapes()
+        capacity = settings.context_length
+        self.lanes = LaneTable(
+            num_lanes=settings.max_running_requests,
+            num_archived=min(settings.max_running_requests, _ARCHIVE_BYTES // slot_bytes(shapes, capacity, dtype)),
+            capacity=capacity,
+        )
         self._cache = LaneCache(
-            self._probe_shapes(),
-            num_slots=self.lanes.num_slots,
-            capacity=settings.context_length,
-            dtype=dtype,
-            device=self.device,
+            shapes, num_slots=self.lanes.num_slots, capacity=capacity, dtype=dtype, device=self.device
         )
         self._sampler: BatchSampler | None = None
         self._sampler_for: list[Sequence] = []

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -32,6 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 120.0  # an engine thread that does not answer a control call for so long is broken
+_HEALTH_TIMEOUT_S = 20.0
 _MAX_BODY_BYTES = 64 * 2**20
 _SESSION_MESSAGE = "{name}() must run between begin_weight_update() and end_weight_update()"
 _LOAD_FORMATS = (None, "auto", "safetensors")
@@ -229,7 +229,7 @@ class EngineServer:
             raise RequestRefusedError(f"load_format = {body['load_format']!r} is not supported by the embedded engine")
         async with self._update_lock:
             update = self._engine.update_weights(
-                Path(path or ""),
+                path or "",
                 version=version,
                 flush_cache=body.get("flush_cache") is not False,
                 abort_running=body.get("abort_all_requests") is True,
@@ -368,8 +368,11 @@ class EngineServer:
             extra_key="",
         )
         generation = self._generation(prompt, stream=False)
-        async with self._submitted([generation]), asyncio.timeout(20.0):
-            _, generation.is_finished = await generation.events.get()
+        try:
+            async with self._submitted([generation]), asyncio.timeout(_HEALTH_TIMEOUT_S):
+                _, generation.is_finished = await generation.events.get()
+        except TimeoutError:
+            return web.Response(status=503)
         return web.Response()
 
     async def _ready(self, _request: web.Request) -> web.Response:

@@ -48,7 +48,6 @@ class GroupRunner:
             {record.id: turns for record, turns in finished},
             algo=self.config.algo,
             min_turns=self.config.rollout.min_turns,
-            adv_scaling=self.config.loss.adv_scaling,
         )
         await self.store.settle_task(claim, settlement, sequences)
         logger.info(

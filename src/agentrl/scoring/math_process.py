@@ -57,7 +57,10 @@ class MathProcess:
             if not line:
                 raise ScoringError("math-verify's process died; was it out of memory?")
             reply: dict[str, Any] = json.loads(line)
-        except (ScoringError, OSError):
+        except OSError as error:
+            self.close()
+            raise ScoringError(f"math-verify's process died: {error}") from error
+        except ScoringError:
             self.close()
             raise
         return reply

@@ -1,7 +1,7 @@
 """A database server on loopback for laptops and tests: a `mongod` from the PATH, else SecantusDB's `secantusd-py`.
 
-SecantusDB (extra `embedded`, GPL-2.0, beta) is only ever spoken to over the wire, as a separate process, never imported.
-It is not for production; MongoDB 6 or later is.
+SecantusDB (extra `embedded`, GPL-2.0, beta) is only ever spoken to over the wire, as a separate process, and never
+imported. It is not for production; MongoDB 6 or later is.
 """
 
 from __future__ import annotations

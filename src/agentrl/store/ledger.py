@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agentrl.errors import StoreError
@@ -81,20 +82,19 @@ class Ledger:
         return None if document is None else step_from_document(document)
 
     async def commit(self, step: TrainStep) -> None:
-        """See TrainStore.commit_step."""
+        """See TrainStore.commit_step. Groups first: a step that reads as committed has consumed its groups."""
+        plan = await self.get(step.step)
+        if plan is None:
+            raise StoreError(f"step {step.step} has no plan: call plan_step before commit_step")
+        await self._consume(plan)
         fields = {
             "status": StepStatus.COMMITTED.value,
             "metrics": codec.encode_json_value(step.metrics),
             "checkpoint": step.checkpoint,
             "committed_at": await self._database.stamp(step.committed_at),
         }
-        steps = self._database.durable(TRAIN_STEP)
-        result = await self._database.run(
-            "commit a step", lambda: steps.update_one({"_id": step.step}, {"$set": fields})
-        )
-        if not result.matched_count:
-            raise StoreError(f"step {step.step} has no plan: call plan_step before commit_step")
-        await self._consume(step)
+        update = partial(self._database.durable(TRAIN_STEP).update_one, {"_id": step.step}, {"$set": fields})
+        await self._database.run("commit a step", update)
 
     async def list_steps(self) -> list[TrainStep]:
         """See ReadStore.list_steps."""

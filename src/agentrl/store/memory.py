@@ -295,17 +295,18 @@ class MemoryStore:
 
     async def commit_step(self, step: TrainStep) -> None:
         """See TrainStore.commit_step."""
-        if step.step not in self._steps:
+        plan = self._steps.get(step.step)
+        if plan is None:
             raise StoreError(f"step {step.step} has no plan: call plan_step before commit_step")
         self._steps[step.step] = replace(
-            self._steps[step.step],
+            plan,
             status=StepStatus.COMMITTED,
             metrics=dict(step.metrics),
             checkpoint=step.checkpoint,
             committed_at=step.committed_at or self._clock(),
         )
-        for task_id in step.task_ids:
-            self._consume(task_id, step=step.step, reason=step.dropped.get(task_id))
+        for task_id in plan.task_ids:
+            self._consume(task_id, step=step.step, reason=plan.dropped.get(task_id))
 
     async def drop_groups(self, drops: Mapping[str, str]) -> None:
         """See TrainStore.drop_groups."""

@@ -8,25 +8,31 @@ import mcp_types as types
 
 
 def result_text(result: types.CallToolResult) -> str:
-    """Text items joined by newlines, other items as `[Image: mime]`; structured content as JSON if there is no text."""
-    texts: list[str] = []
-    notes: list[str] = []
-    for item in result.content:
-        if isinstance(item, types.TextContent):
-            texts.append(item.text)
-        elif isinstance(item, types.EmbeddedResource) and isinstance(item.resource, types.TextResourceContents):
-            texts.append(item.resource.text)
-        else:
-            notes.append(_note(item))
-    if not texts and result.structured_content is not None:
-        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    return "\n".join([*texts, *notes])
+    """All items in order, joined by newlines; structured content as JSON only where no item is text.
+
+    Text is taken as it is; anything else is named, like `[Image: image/png]`.
+    """
+    parts = [_item_text(item) for item in result.content]
+    if result.structured_content is not None and not any(_is_text(item) for item in result.content):
+        parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(parts)
 
 
-def _note(item: types.ImageContent | types.AudioContent | types.ResourceLink | types.EmbeddedResource) -> str:
+def _is_text(item: types.ContentBlock) -> bool:
+    return isinstance(item, types.TextContent) or (
+        isinstance(item, types.EmbeddedResource) and isinstance(item.resource, types.TextResourceContents)
+    )
+
+
+def _item_text(item: types.ContentBlock) -> str:
+    if isinstance(item, types.TextContent):
+        return item.text
     if isinstance(item, types.ImageContent):
         return f"[Image: {item.mime_type}]"
     if isinstance(item, types.AudioContent):
         return f"[Audio: {item.mime_type}]"
-    uri = item.uri if isinstance(item, types.ResourceLink) else item.resource.uri
-    return f"[Resource: {uri}]"
+    if isinstance(item, types.ResourceLink):
+        return f"[Resource: {item.uri}]"
+    if isinstance(item.resource, types.TextResourceContents):
+        return item.resource.text
+    return f"[Resource: {item.resource.uri}]"

@@ -211,9 +211,13 @@ class McpSession:
         try:
             await asyncio.wait({life})
         finally:
-            if not life.done():
-                life.cancel()
+            if not life.done():  # this task was cancelled: the connection still has a child process to end
+                self._closing = True
+                self._changed.set()
+                if self._connecting is not None:
+                    self._connecting.cancel()
                 await asyncio.wait({life}, timeout=_KILL_TIMEOUT_S)
+                life.cancel()
             self._disconnected()
         error = ConnectionError("the connection was lost") if life.cancelled() else life.exception()
         out_of_time = isinstance(error, TimeoutError) and self._num_connections == 0

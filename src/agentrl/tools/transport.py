@@ -117,8 +117,9 @@ async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIter
             async with stdio_client(parameters, errlog=errlog) as streams:
                 errlog.close()  # the child has its own copy; ours would hide its end
                 yield streams
-            await notes.stderr.wait_end()
         finally:
+            with anyio.CancelScope(shield=True):
+                await notes.stderr.wait_end()
             pipe.close()
 
 

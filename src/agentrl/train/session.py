@@ -7,6 +7,7 @@ open_session: seeds -> Accelerator -> newest checkpoint? -> weights -> head chec
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.protocols import MetricSink, TrainStore
+from agentrl.train._compat import allow_fsdp_on_cpu
 from agentrl.train.checkpoint import Checkpoint, load_training_state, newest_checkpoint
 from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
@@ -134,11 +136,20 @@ def _start_accelerator(config: RunConfig) -> Accelerator:
     prepare_torch(config)
     transformers_logging.disable_progress_bar()
     wait_s = config.train.data_timeout_s + COLLECTIVE_MARGIN_S
-    return Accelerator(
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),
         mixed_precision="bf16" if config.model.bf16 else "no",
         kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=wait_s))],
         **tracker_arguments(parse_trackers(config.train.report_to), run_dir=config.run.run_dir),
     )
+    allow_fsdp_on_cpu(accelerator)
+    num_launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != num_launched:
+        raise ConfigError(
+            f"{num_launched} trainer processes were launched, but Accelerate sees {accelerator.num_processes}: each would "
+            "train on its own. Check accelerate_config, and that every process has its device"
+        )
+    return accelerator
 
 
 def _find_checkpoint(config: RunConfig) -> Checkpoint | None:

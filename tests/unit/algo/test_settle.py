@@ -39,13 +39,12 @@ def settle(
     algo: AlgoConfig = MEAN,
     min_turns: int = 0,
     num_turns: int = 1,
-    adv_scaling: float = 1.0,
 ) -> tuple[GroupSettlement, list[DBRecordData]]:
     def chain(record: Record) -> list[Turn]:
         return [make_turn(record, index=index) for index in range(num_turns)]
 
     turns = {record.id: chain(record) for record in records}
-    return settle_group(task, records, turns, algo=algo, min_turns=min_turns, adv_scaling=adv_scaling)
+    return settle_group(task, records, turns, algo=algo, min_turns=min_turns)
 
 
 def test_a_group_with_signal_gives_rows_with_its_advantages() -> None:
@@ -140,13 +139,6 @@ def test_without_a_baseline_every_scored_record_has_advantage_one() -> None:
     assert len(rows) == 2
     settlement, _ = settle([failed(task, 0)], task=task, algo=none)
     assert settlement.drop_reason == DropReason.TOO_FEW_SCORED
-
-
-def test_scaling_is_a_factor_on_the_stored_advantages() -> None:
-    task = make_task(num_generations=2)
-    settlement, rows = settle([scored(task, 0, 1.0), scored(task, 1, 0.0)], task=task, adv_scaling=2.0)
-    assert list(settlement.advantages.values()) == [1.0, -1.0]
-    assert float(rows[0].advantages.max()) == 1.0
 
 
 @pytest.mark.parametrize("split", ["eval", "test", "validation"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from agentrl.chat import ChatFormat
 from agentrl.chat.guard import GuardedEncoder, SentinelClashError
@@ -115,12 +115,28 @@ def test_whitespace_tokens_are_ordinary_text() -> None:
     assert encoder.control_ids == frozenset()
 
 
-@pytest.mark.parametrize("options", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}])
-def test_prompts_are_not_cut_where_tokens_look_at_their_neighbours(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("options", [{}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}])
+def test_remembered_pieces_give_the_same_ids_whatever_tokens_ask_of_their_neighbours(options: dict[str, bool]) -> None:
     letters = {letter: index for index, letter in enumerate("ab <end>")}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([AddedToken("<end>", special=True, normalized=False, **options)])
     encoder = GuardedEncoder(tokenizer, template_text="<end>")
-    text = ("a " * 200 + " <end> ") * 3 + "a<end>b"
+    text = "".join("a b " * 100 + end for end in ("<end>", "  <end>  ", "b<end>b", "<end><end>"))
     assert encoder.encode_prompt(text, guard=encoder.guard) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_remembered_pieces_do_not_cut_a_longer_token_that_contains_a_border() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate("ab<end>")}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<end>", "b<end>b")])
+    encoder = GuardedEncoder(tokenizer, template_text="<end>")
+    text = "a" * 400 + "b<end>b" + "a" * 400
+    assert encoder.encode_prompt(text, guard=encoder.guard) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_single_characters_do_not_join_into_a_token_of_repeated_ones() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate("[x]")}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken("[[x]]", special=True, normalized=False)])
+    encoder = GuardedEncoder(tokenizer, template_text="")
+    for parts in (["[", "[", "x]]"], ["[", "[x]]"], ["[[", "x]]"], ["[[x]]"], ["[[x]", "]"]):
+        text = "".join(map(encoder.guard.mark, parts))
+        assert encoder.control_ids.isdisjoint(encoder.encode(text, guard=encoder.guard)), parts

@@ -33,7 +33,6 @@ from agentrl.config import RunConfig
 from agentrl.config.load import masked, masked_uri
 from agentrl.inspector import RunProgress
 from agentrl.store import MongoStore
-from agentrl.train.planner import is_supervised
 
 LOCK_WAIT_S = 60.0
 FORGET_AFTER = timedelta(seconds=30)
@@ -95,7 +94,7 @@ async def _run_to_completion(
             console.print(f"run {config.run.run_name} is complete: {progress.step} of {config.train.max_steps} steps")
             return config, progress
         await _describe_run(config, store=store)
-        if not is_supervised(config):
+        if not config.is_supervised:
             with phase(console, "tasks", detail=str(config.run.train_file)):
                 await load_train_tasks(config, store)
         _start_processes(Processes(config=config, uri=uri, environ=os.environ), supervisor=supervisor)
@@ -108,7 +107,7 @@ async def _run_to_completion(
 def _start_processes(processes: Processes, *, supervisor: Supervisor) -> None:
     config = processes.config
     supervisor.start(processes.trainer())
-    if is_supervised(config):
+    if config.is_supervised:
         return
     supervisor.start(processes.engine())
     for index in range(config.rollout.num_samplers):

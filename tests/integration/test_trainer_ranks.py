@@ -1,0 +1,129 @@
+"""L1 over ranks: two gloo ranks with FSDP2 make the same steps as one process, and resume from sharded checkpoints."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
+from transformers import AutoModelForCausalLM
+
+import trainer_process
+from agentrl.config.sections import RunConfig
+from agentrl.store import open_store
+from agentrl.train.loop import train
+from agentrl.types import GroupOutcome, GroupSettlement
+from factories import make_task
+from tiny_model import random_row, run_config, write_tiny_model
+
+FSDP2_CONFIG = Path(__file__).parents[2] / "assets" / "fsdp2_dst.yml"
+LAUNCH_TIMEOUT_S = 110.0
+CHILD_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "CUDA_VISIBLE_DEVICES": "",
+    "ACCELERATE_USE_CPU": "true",
+}
+
+
+def ranks_config(base: Path, start: Path, *, max_steps: int) -> RunConfig:
+    return run_config(
+        base,
+        model_dir=start,
+        algo={"tasks_per_step": 2, "max_staleness": 9},
+        # Adam's first steps are nearly the gradient's sign; a large epsilon-free comparison needs a small rate.
+        train={
+            "max_steps": max_steps,
+            "save_steps": 2,
+            "max_tokens": 48,
+            "learning_rate": 1e-3,
+            "data_timeout_s": 30.0,
+        },
+        loss={"aggregation": "seq_mean_token_mean"},
+    )
+
+
+async def settle_groups(uri: str, database: str, count: int) -> None:
+    """Groups of three Records of unequal length, so that the ranks get unequal work."""
+    store = open_store(uri, database=database)
+    await store.prepare()
+    rng = np.random.default_rng(21)
+    for k in range(count):
+        task = make_task(f"q{k:02}", num_generations=3)
+        rows = [
+            random_row(f"{task.id}/g{g}/s0", rng=rng, version=0, task_id=task.id, advantage=(1.0, -0.5, -0.4)[g])
+            for g in range(3)
+        ]
+        rewards = {f"{task.id}/g{g}": float(g == 0) for g in range(3)}
+        settlement = GroupSettlement(task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards=rewards, advantages={})
+        await store.insert_tasks([task])
+        (claim,) = await store.claim_tasks(split="train", owner=f"w{k}", lease_s=600, limit=1)
+        await store.settle_task(claim, settlement, rows)
+    await store.close()
+
+
+def launch_two_ranks(config: RunConfig, uri: str, database: str, *, port: int) -> None:
+    spec = {"config": config.model_dump(mode="json"), "uri": uri, "database": database, "kill_at": None}
+    path = config.run.output_dir / "spec.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(spec))
+    arguments = ["--config_file", str(FSDP2_CONFIG), "--num_processes", "2", "--main_process_port", str(port)]
+    process = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", *arguments, trainer_process.__file__, str(path)],
+        env={**os.environ, **CHILD_ENVIRONMENT},
+        capture_output=True,
+        timeout=LAUNCH_TIMEOUT_S,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr.decode()[-4000:]
+
+
+def optimizer_shards(checkpoint: Path) -> set[int]:
+    """Into how many pieces, by rank, the optimizer state of the attention weights was written."""
+    entries = FileSystemReader(checkpoint / "optimizer").read_metadata().state_dict_metadata
+    names = [name for name in entries if name.endswith("q_proj.weight.exp_avg")]
+    assert names
+    return {len(entries[name].chunks) for name in names}
+
+
+def read_metrics(config: RunConfig) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (config.run.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(300)
+def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
+    tmp_path: Path, mongo_uri: str, database_name: str, free_port: int
+) -> None:
+    torch.set_num_threads(1)
+    start = write_tiny_model(tmp_path / "start")
+    for suffix in ("_one", "_two"):
+        asyncio.run(settle_groups(mongo_uri, database_name + suffix, 8))
+    alone = ranks_config(tmp_path / "one", start, max_steps=4)
+    train(
+        alone,
+        open_store=trainer_process.mongo_opener(mongo_uri, database_name + "_one"),
+        sinks=trainer_process.jsonl_sinks(alone),
+    )
+
+    for max_steps in (2, 4):
+        sharded = ranks_config(tmp_path / "two", start, max_steps=max_steps)
+        launch_two_ranks(sharded, mongo_uri, database_name + "_two", port=free_port)
+
+    assert optimizer_shards(sharded.run.run_dir / "checkpoints" / "step_2") == {2}
+    for version in (2, 4):
+        expected = load_file(alone.run.run_dir / "policy" / f"v{version}" / "model.safetensors")
+        weights = load_file(sharded.run.run_dir / "policy" / f"v{version}" / "model.safetensors")
+        assert expected.keys() == weights.keys(), "a tied embedding is stored once"
+        largest = max((weights[name] - weight).abs().max().item() for name, weight in expected.items())
+        assert largest <= 1e-6, f"version {version}"
+    for one, two in zip(read_metrics(alone), read_metrics(sharded), strict=True):
+        shared = [name for name in one if not name.startswith("seconds_")]
+        assert {name: two[name] for name in shared} == pytest.approx({name: one[name] for name in shared}, abs=1e-5)
+    loaded = AutoModelForCausalLM.from_pretrained(sharded.run.run_dir / "final")
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

@@ -1,0 +1,216 @@
+import asyncio
+from functools import partial
+
+import numpy as np
+import pytest
+
+from agentrl.errors import ConfigError, ScoringError, UserError
+from agentrl.scoring import MCPScorerFactory, load_scorers, score_answer
+
+TRUTH = {"query": "q", "answer": "a"}
+
+
+@pytest.fixture(autouse=True)
+def own_scorers(monkeypatch):
+    """Scorers registered by a test end with it."""
+    monkeypatch.setattr(MCPScorerFactory, "_scorers", dict(MCPScorerFactory._scorers))
+
+
+async def test_a_registered_scorer_gets_answer_truth_and_config():
+    seen = []
+
+    async def mine(answer, ground_truth, scorer_config):
+        seen.append((answer, ground_truth, scorer_config))
+        return 0.25
+
+    MCPScorerFactory.register_scorer("mine", mine)
+    assert "mine" in MCPScorerFactory.names()
+    assert MCPScorerFactory.get_scorer("mine") is mine
+    assert await score_answer("mine", "x", TRUTH, {"k": 1}) == 0.25
+    assert seen == [("x", TRUTH, {"k": 1})]
+
+
+async def test_a_scorer_without_the_config_argument_is_really_called():
+    async def length(answer, ground_truth):
+        return len(answer) + len(ground_truth["answer"])
+
+    MCPScorerFactory.register_scorer("length", length)
+    assert await score_answer("length", "four", TRUTH, {"k": 1}) == 5.0
+
+
+async def test_methods_partials_and_callable_objects_are_scorers():
+    class Judge:
+        async def grade(self, answer, ground_truth):
+            return 1.0
+
+        async def __call__(self, answer, ground_truth, config):
+            return 2.0
+
+    async def scaled(factor, answer, ground_truth, config):
+        return factor
+
+    MCPScorerFactory.register_scorer("method", Judge().grade)
+    MCPScorerFactory.register_scorer("object", Judge())
+    MCPScorerFactory.register_scorer("partial", partial(scaled, 3.0))
+    assert [await score_answer(name, "x", TRUTH, {}) for name in ("method", "object", "partial")] == [1, 2, 3]
+
+
+async def nothing():
+    return 1.0
+
+
+async def too_much(a, b, c, d):
+    return 1.0
+
+
+def not_async(answer, truth, config):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [(not_async, "not an async function"), (nothing, "signature"), (too_much, "signature")]
+)
+def test_a_function_that_cannot_be_a_scorer_is_refused(function, message):
+    with pytest.raises(ConfigError, match=message):
+        MCPScorerFactory.register_scorer("mine", function)
+    assert "mine" not in MCPScorerFactory.names()
+
+
+async def test_a_name_is_taken_only_with_replace():
+    async def always(answer, truth):
+        return 1.0
+
+    with pytest.raises(ConfigError, match="replace=True"):
+        MCPScorerFactory.register_scorer("em", always)
+    assert await score_answer("em", "x", TRUTH, {}) == 0
+    MCPScorerFactory.register_scorer("em", always, replace=True)
+    assert await score_answer("em", "x", TRUTH, {}) == 1
+
+
+def test_an_unknown_scorer_is_named_with_the_nearest_known_one():
+    with pytest.raises(ConfigError, match="'mth'; did you mean 'math'"):
+        MCPScorerFactory.get_scorer("mth")
+    with pytest.raises(ConfigError, match="known: choice, em, f1, math"):
+        MCPScorerFactory.get_scorer("zzzz")
+
+
+@pytest.mark.parametrize("name", ["agentcpm", "simpleqa"])
+async def test_the_judges_of_a_later_version_are_refused_and_never_replaced_by_something_else(name):
+    async def mine(answer, truth):
+        return 1.0
+
+    with pytest.raises(UserError, match="LLM judge"):
+        MCPScorerFactory.register_scorer(name, mine, replace=True)
+    with pytest.raises(UserError, match="LLM judge"):
+        await score_answer(name, "x", TRUTH, {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", [1.0]])
+async def test_a_result_that_is_no_finite_number_is_a_failure(value):
+    async def odd(answer, truth):
+        return value
+
+    MCPScorerFactory.register_scorer("odd", odd)
+    with pytest.raises(ScoringError, match=r"'odd' returned .* no finite number"):
+        await score_answer("odd", "x", TRUTH, {})
+
+
+@pytest.mark.parametrize(("value", "score"), [(True, 1.0), (0, 0.0), (np.float32(0.5), 0.5), (-2, -2.0)])
+async def test_every_finite_number_is_a_score(value, score):
+    async def fine(answer, truth):
+        return value
+
+    MCPScorerFactory.register_scorer("fine", fine)
+    result = await score_answer("fine", "x", TRUTH, {})
+    assert (result, type(result)) == (score, float)
+
+
+async def test_a_scorer_that_raises_is_a_failure_with_its_error():
+    async def broken(answer, truth):
+        raise KeyError("label")
+
+    MCPScorerFactory.register_scorer("broken", broken)
+    with pytest.raises(ScoringError, match="'broken' failed: KeyError: 'label'") as caught:
+        await score_answer("broken", "x", TRUTH, {})
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_a_scorer_that_hangs_is_cancelled_at_the_deadline():
+    cancelled = asyncio.Event()
+
+    async def hang(answer, truth):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return 1.0
+
+    MCPScorerFactory.register_scorer("hang", hang)
+    with pytest.raises(ScoringError, match=r"within 0\.05 s"):
+        await score_answer("hang", "x", TRUTH, {}, deadline_s=0.05)
+    assert cancelled.is_set()
+
+
+async def test_cancelling_a_score_cancels_the_scorer():
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(answer, truth):
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return 1.0
+
+    MCPScorerFactory.register_scorer("hang", hang)
+    scoring = asyncio.create_task(score_answer("hang", "x", TRUTH, {}))
+    await started.wait()
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    assert cancelled.is_set()
+
+
+SCORER_FILE = """
+from agentrl.scoring import MCPScorerFactory
+
+async def shouting(answer, ground_truth):
+    return float(answer.isupper())
+
+MCPScorerFactory.register_scorer("shouting", shouting)
+"""
+
+
+async def test_a_file_that_registers_scorers_is_loaded_once(tmp_path):
+    path = tmp_path / "my_scorers.py"
+    path.write_text(SCORER_FILE, encoding="utf-8")
+    assert "shouting" in load_scorers(str(path))
+    assert "shouting" in load_scorers(str(path))
+    assert await score_answer("shouting", "YES", TRUTH, {}) == 1
+
+
+async def test_a_dotted_module_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "dotted_scorers.py").write_text(SCORER_FILE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "shouting" in load_scorers("dotted_scorers")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x = 1", "registers no scorer"),
+        ("import no_such_module_at_all", "cannot be imported"),
+        ("def", "cannot be imported"),
+    ],
+)
+def test_a_file_that_is_of_no_use_is_refused_by_name(tmp_path, content, message):
+    path = tmp_path / "useless.py"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"useless\.py.*{message}"):
+        load_scorers(str(path))
+
+
+@pytest.mark.parametrize("module_path", ["absent/scorers.py", "no_such_module_at_all", "not a module"])
+def test_a_module_that_is_not_there_is_refused_by_name(module_path):
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        load_scorers(module_path)

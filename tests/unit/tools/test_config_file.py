@@ -1,0 +1,167 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import ToolsConfig
+from agentrl.errors import ConfigError
+from agentrl.tools.config_file import TransportKind, load_server_configs
+
+CALCULATOR = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
+
+
+def load(tmp_path, servers, *, environment=None, **settings):
+    path = tmp_path / "servers.json"
+    path.write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+    return load_server_configs(ToolsConfig(mcp_config=path, **settings), environment=environment or {})
+
+
+def test_an_entry_takes_the_settings_as_defaults_and_its_own_keys_first(tmp_path):
+    own = {**CALCULATOR, "timeout_s": 2, "max_in_flight": 3, "sessions": 4, "stateless": False}
+    plain, special = load(
+        tmp_path,
+        {"plain": CALCULATOR, "special": own},
+        tool_timeout_s=9,
+        tool_max_in_flight=8,
+        tool_sessions_per_server=7,
+    )
+    assert (plain.timeout_s, plain.max_in_flight, plain.sessions, plain.stateless) == (9, 8, 7, True)
+    assert (special.timeout_s, special.max_in_flight, special.sessions, special.stateless) == (2, 3, 4, False)
+
+
+def test_the_command_python_is_the_running_interpreter_and_others_stay(tmp_path):
+    ours, other = load(tmp_path, {"a": CALCULATOR, "b": {"command": "uvx", "args": ["x"]}})
+    assert ours.command == sys.executable
+    assert other.command == "uvx"
+
+
+def test_only_bundled_servers_are_stateless_unless_declared(tmp_path):
+    servers = {
+        "bundled": CALCULATOR,
+        "other": {"command": "uvx"},
+        "declared": {"command": "uvx", "stateless": True},
+        "web": {"url": "https://example.org/mcp"},
+    }
+    assert [server.stateless for server in load(tmp_path, servers)] == [True, False, True, False]
+
+
+def test_variables_are_read_from_the_environment_with_defaults(tmp_path):
+    entry = {
+        "command": "run",
+        "args": ["--key=${KEY}", "${MODE:-fast}", "${EMPTY:-}"],
+        "env": {"TOKEN": "${KEY}"},
+        "cwd": "${HOME_DIR}",
+    }
+    (server,) = load(tmp_path, {"a": entry}, environment={"KEY": "k1", "HOME_DIR": "home"})
+    assert server.args == ("--key=k1", "fast", "")
+    assert server.env == {"TOKEN": "k1"}
+    assert server.cwd == Path("home")
+
+
+def test_secrets_never_show_in_the_description_or_the_repr(tmp_path):
+    servers = {
+        "a": {"command": "run", "args": ["${KEY}"], "env": {"TOKEN": "${KEY}"}},
+        "b": {"url": "https://user:${KEY}@example.org/mcp?key=${KEY}", "headers": {"X-Key": "${KEY}"}},
+    }
+    command, web = load(tmp_path, servers, environment={"KEY": "hunter2"})
+    assert command.description == "run ${KEY}"
+    assert web.description == "https://example.org/mcp"
+    assert "hunter2" in web.url
+    assert "hunter2" not in repr(web)
+    assert "hunter2" not in web.description
+
+
+def test_the_bearer_token_goes_to_urls_that_have_no_authorization_of_their_own(tmp_path):
+    servers = {
+        "plain": {"url": "http://h/mcp"},
+        "own": {"url": "http://h/mcp", "headers": {"authorization": "Basic x"}},
+        "stdio": CALCULATOR,
+    }
+    plain, own, stdio = load(tmp_path, servers, mcp_auth_token="t")
+    assert plain.headers == {"Authorization": "Bearer t"}
+    assert own.headers == {"authorization": "Basic x"}
+    assert stdio.headers == {}
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind"),
+    [
+        ({}, TransportKind.AUTO),
+        ({"type": "http"}, TransportKind.HTTP),
+        ({"type": "streamable-http"}, TransportKind.HTTP),
+        ({"transport": "sse"}, TransportKind.SSE),
+    ],
+)
+def test_a_url_is_spoken_to_as_its_type_says(tmp_path, extra, kind):
+    (server,) = load(tmp_path, {"a": {"url": "http://h/mcp", **extra}})
+    assert server.kind is kind
+
+
+def test_disabled_servers_and_keys_of_editors_are_passed_over(tmp_path):
+    servers = {"a": {**CALCULATOR, "autoApprove": ["x"]}, "b": {"command": "x", "disabled": True}}
+    assert [server.name for server in load(tmp_path, servers)] == ["a"]
+
+
+def test_mcp_server_name_chooses_one_server_and_an_unknown_one_lists_the_known(tmp_path):
+    servers = {"a": CALCULATOR, "b": CALCULATOR}
+    assert [server.name for server in load(tmp_path, servers, mcp_server_name="b")] == ["b"]
+    with pytest.raises(ConfigError, match=r"'c' is not in .*a, b"):
+        load(tmp_path, servers, mcp_server_name="c")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({}, "either `command` .* or `url`"),
+        ({"command": "x", "url": "http://h"}, "either `command` .* or `url`"),
+        ({"command": "x", "statless": True}, "unknown key 'statless', did you mean 'stateless'"),
+        ({"command": "x", "args": "-m"}, "args: "),
+        ({"command": "x", "timeout_s": 0}, "timeout_s: "),
+        ({"command": "x", "type": "sse"}, "needs a `url`"),
+        ({"url": "http://h", "type": "stdio"}, "needs a `command`"),
+        ({"url": "http://h", "type": "carrier-pigeon"}, "carrier-pigeon"),
+        ({"url": "ftp://h"}, "url: "),
+        ({"command": "x", "args": ["${MISSING}"]}, r"\$\{MISSING\} is not in the environment"),
+        ("x", "expected an object"),
+    ],
+)
+def test_a_bad_entry_is_refused_with_its_name_and_fault(tmp_path, entry, message):
+    with pytest.raises(ConfigError, match=rf"server 'bad': .*{message}|server 'bad': {message}"):
+        load(tmp_path, {"bad": entry})
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": []}', "{"])
+def test_a_file_that_is_no_server_list_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "broken.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"broken\.json"):
+        load_server_configs(ToolsConfig(mcp_config=path))
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
+        load_server_configs(ToolsConfig(mcp_config=tmp_path / "absent.json"))
+
+
+def test_a_manager_url_is_one_server_over_http_or_sse():
+    (server,) = load_server_configs(ToolsConfig(mcp_manager_url="http://h:1/mcp", mcp_auth_token="t"))
+    assert (server.kind, server.url, server.stateless) == (TransportKind.AUTO, "http://h:1/mcp", False)
+    assert server.headers == {"Authorization": "Bearer t"}
+
+
+@pytest.mark.parametrize("url", ["http://h/mcpapi", "http://h/x/mcpapi/", "http://h/mcpapi?a=b"])
+def test_a_gateway_url_is_refused_and_says_why(url):
+    with pytest.raises(ConfigError, match="/mcpapi gateway protocol is not available yet"):
+        load_server_configs(ToolsConfig(mcp_manager_url=url))
+
+
+def test_contradicting_settings_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="both set"):
+        load_server_configs(ToolsConfig(mcp_manager_url="http://h/mcp", mcp_config=tmp_path / "x"))
+    with pytest.raises(ConfigError, match="nothing to choose"):
+        load_server_configs(ToolsConfig(mcp_manager_url="http://h/mcp", mcp_server_name="search"))
+
+
+def test_nothing_configured_is_no_server():
+    assert load_server_configs(ToolsConfig()) == []
