@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -43,10 +43,12 @@ async def registered(base_url: str, fleet: MemoryStore, *, heartbeat_s: float = 
                 client, fleet, service_id="s", engine="embedded", poll_s=0.02, heartbeat_s=heartbeat_s, stop=stop
             )
         )
-        yield
-        stop.set()
-        async with asyncio.timeout(WAIT_S):
-            await registrar
+        try:
+            yield
+        finally:
+            stop.set()
+            async with asyncio.timeout(WAIT_S):
+                await registrar
 
 
 async def service_when(fleet: MemoryStore, is_right: Callable[[InferenceService], bool]) -> InferenceService:
@@ -66,9 +68,24 @@ def is_down(service: InferenceService) -> bool:
     return service.status is ServiceStatus.DOWN
 
 
-def ask(rid: str, *, max_new_tokens: int = 4, deadline_s: float = WAIT_S) -> GenerateRequest:
-    params = SamplingParams(max_new_tokens=max_new_tokens)
-    return GenerateRequest(rid=rid, input_ids=[3, 4, 5], params=params, deadline_s=deadline_s)
+def ask(
+    rid: str,
+    *,
+    prompt: Sequence[int] = (3, 4, 5),
+    max_new_tokens: int = 4,
+    temperature: float = 1.0,
+    deadline_s: float = WAIT_S,
+) -> GenerateRequest:
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature)
+    return GenerateRequest(rid=rid, input_ids=list(prompt), params=params, deadline_s=deadline_s)
+
+
+def _prompt_without_early_end(engine: EngineTarget) -> list[int]:
+    """A prompt whose greedy continuation is long: it is still running when the new policy comes."""
+    for first in range(2, tiny_lm.VOCAB_SIZE):
+        if tiny_lm.EOS_ID not in tiny_lm.greedy_ids(engine.reference(0), [first, 4, 5], max_new_tokens=450):
+            return [first, 4, 5]
+    raise AssertionError("every greedy continuation ends early")
 
 
 async def test_without_a_published_policy_the_initial_model_is_version_zero(
@@ -86,17 +103,19 @@ async def test_a_published_policy_is_loaded_without_losing_running_generations(
     router = RoutedClient(memory_store, vocab_size=tiny_lm.VOCAB_SIZE)
     async with registered(engine.base_url, memory_store):
         await service_when(memory_store, up_at(0))
-        running = [asyncio.create_task(router.generate(ask(f"r{index}", max_new_tokens=450))) for index in range(8)]
+        prompt = _prompt_without_early_end(engine)
+        requests = [ask(f"r{index}", prompt=prompt, max_new_tokens=450, temperature=0.0) for index in range(8)]
+        running = [asyncio.create_task(router.generate(request)) for request in requests]
         await engine.wait_until_running(8)
         await memory_store.publish_policy(PolicyVersion(version=1, path=str(engine.model_dirs[1])))
         await service_when(memory_store, up_at(1))
         replies = await asyncio.gather(*running)
-    assert any(len(reply.version_spans) == 2 for reply in replies)
     for reply in replies:
+        assert [span.version for span in reply.version_spans] == [0, 1]
         position = 0
         for span in reply.version_spans:
             model = engine.reference(span.version)
-            expected = tiny_lm.expected_logprobs(model, [3, 4, 5], reply.output_ids[: span.end])
+            expected = tiny_lm.expected_logprobs(model, prompt, reply.output_ids[: span.end])
             assert expected[position:].tolist() == pytest.approx(reply.logprobs[position : span.end], abs=1e-4)
             position = span.end
     await router.close()
@@ -176,9 +195,11 @@ async def _kept_alive(fleet: MemoryStore, urls: dict[str, str]) -> AsyncIterator
 
     tasks = {service_id: asyncio.create_task(beat(service_id, url)) for service_id, url in urls.items()}
     await asyncio.sleep(0)
-    yield tasks
-    for task in tasks.values():
-        task.cancel()
+    try:
+        yield tasks
+    finally:
+        for task in tasks.values():
+            task.cancel()
 
 
 def _service(service_id: str, url: str) -> InferenceService:

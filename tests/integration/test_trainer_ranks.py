@@ -37,14 +37,8 @@ def ranks_config(base: Path, start: Path, *, max_steps: int) -> RunConfig:
         base,
         model_dir=start,
         algo={"tasks_per_step": 2, "max_staleness": 9},
-        # Adam's first steps are nearly the gradient's sign; a large epsilon-free comparison needs a small rate.
-        train={
-            "max_steps": max_steps,
-            "save_steps": 2,
-            "max_tokens": 48,
-            "learning_rate": 1e-3,
-            "data_timeout_s": 30.0,
-        },
+        # AdamW scales a gradient that is 0 up to rounding like any other: a small rate keeps that noise small.
+        train={"max_steps": max_steps, "save_steps": 2, "max_tokens": 48, "learning_rate": 1e-4},
         loss={"aggregation": "seq_mean_token_mean"},
     )
 
@@ -124,6 +118,8 @@ def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
         assert largest <= 1e-6, f"version {version}"
     for one, two in zip(read_metrics(alone), read_metrics(sharded), strict=True):
         shared = [name for name in one if not name.startswith("seconds_")]
-        assert {name: two[name] for name in shared} == pytest.approx({name: one[name] for name in shared}, abs=1e-5)
+        assert {name: two[name] for name in shared} == pytest.approx(
+            {name: one[name] for name in shared}, rel=1e-5, abs=1e-6
+        )
     loaded = AutoModelForCausalLM.from_pretrained(sharded.run.run_dir / "final")
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

@@ -55,9 +55,8 @@ class ChatFormat:
         self._turn_enders = frozenset(
             token for token, text in zip(self.stop_token_ids, self._stop_texts, strict=True) if text in sources
         )
-        added_ids = files.tokenizer.get_added_tokens_decoder().keys()
-        self.vocab_size: int = max(files.tokenizer.get_vocab_size(), max(added_ids, default=-1) + 1)
-        """Ids are below this. The model's embedding may be larger (padding)."""
+        self.vocab_size: int = files.vocab_size
+        """Ids an engine can return are below this; a padded embedding counts, although its padding has no text."""
 
     @classmethod
     def load(cls, model_dir: Path, *, chat_template: Path | None = None) -> ChatFormat:

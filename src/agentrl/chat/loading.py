@@ -23,12 +23,13 @@ _TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Tokenizer, chat templates by name, special token strings by name, and the end-of-sequence ids of a model."""
+    """Tokenizer, chat templates by name, special token strings by name, end-of-sequence ids and vocabulary."""
 
     tokenizer: Tokenizer
     templates: Mapping[str, str]
     named_tokens: Mapping[str, str]
     eos_ids: tuple[int, ...]
+    vocab_size: int
 
 
 def read_model_files(model_dir: Path, *, chat_template: Path | None) -> ModelFiles:
@@ -56,6 +57,7 @@ def read_model_files(model_dir: Path, *, chat_template: Path | None) -> ModelFil
         templates=_read_templates(model_dir, config=config, replacement=chat_template),
         named_tokens=named_tokens,
         eos_ids=_read_eos_ids(model_dir, tokenizer=tokenizer, named_tokens=named_tokens),
+        vocab_size=_read_vocab_size(model_dir, tokenizer=tokenizer),
     )
 
 
@@ -149,3 +151,12 @@ def _read_eos_ids(model_dir: Path, *, tokenizer: Tokenizer, named_tokens: Mappin
         value = source.get("eos_token_id")
         ids += value if isinstance(value, list) else [] if value is None else [value]
     return tuple(dict.fromkeys(int(token) for token in ids if tokenizer.id_to_token(int(token)) is not None))
+
+
+def _read_vocab_size(model_dir: Path, *, tokenizer: Tokenizer) -> int:
+    """Ids are below this: the tokenizer's, or the model's where its embedding is padded to more."""
+    config = _read_json(model_dir / "config.json")
+    sizes = [source.get("vocab_size") for source in (config, config.get("text_config") or {})]
+    added_ids = tokenizer.get_added_tokens_decoder().keys()
+    highest = max(tokenizer.get_vocab_size(), max(added_ids, default=-1) + 1)
+    return max([highest, *(size for size in sizes if isinstance(size, int))])

@@ -116,7 +116,8 @@ async def _evaluate(
 @asynccontextmanager
 async def _serving(config: RunConfig, *, version: PolicyVersion) -> AsyncIterator[RoutedClient]:
     """An inference service pinned to one version, known only to a small database of its own."""
-    run = config.run.model_copy(update={"run_name": f"{config.run.run_name[:48]}-eval-v{version.version}"})
+    name = f"{config.run.run_name[:48]}-eval-v{version.version}"
+    run = config.run.model_copy(update={"run_name": name, "output_dir": config.run.run_dir / "eval"})
     pinned = config.model_copy(
         update={"run": run, "model": config.model.model_copy(update={"model_name_or_path": Path(version.path)})}
     )

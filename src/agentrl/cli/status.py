@@ -18,6 +18,7 @@ from agentrl.config import RunConfig
 from agentrl.inspector import render_status
 
 REFRESH_S = 1.0
+FORGET_AFTER = timedelta(seconds=30)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def run(invocation: Invocation) -> int:
 
 async def _show(config: RunConfig, *, console: Console, stop: asyncio.Event | None) -> None:
     async with open_run_store(config, may_start=stop is None) as store:
-        reader = ProgressReader(store=store, config=config, forget_after=timedelta(minutes=2))
+        reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER)
         first = render_status(await reader.read(), now=await store.server_time())
         if stop is None:
             console.print(first)

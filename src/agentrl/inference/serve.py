@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 5.0
 _CONTROL_TIMEOUT_S = 30.0
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ANY_ADDRESS = {"0.0.0.0", "::", ""}
 
 
@@ -154,6 +155,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
     if not (directory / "config.json").is_file():
         raise UnavailableError(f"model_name_or_path = {directory}: there is no config.json; give a model directory")
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        # Without one of these AutoTokenizer makes up an empty tokenizer instead of failing.
+        raise UnavailableError(f"model_name_or_path = {directory}: it has no tokenizer ({', '.join(_TOKENIZER_FILES)})")
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:

@@ -31,7 +31,7 @@ def text_plot(values: Sequence[float], *, width: int, height: int, low: float, h
         label = low + span * (row + 1) / height
         rows.append(f"{label:6.2f} ┤" + "".join(_cell(level - row * 8) for level in eighths))
     rows.append(f"{low:6.2f} └" + "─" * len(columns))
-    rows.append(" " * 8 + f"step 1{str(len(values)).rjust(max(1, len(columns) - 6))}")
+    rows.append("  step  1" + (str(len(values)).rjust(len(columns) - 1) if len(values) > 1 else ""))
     return "\n".join(rows)
 
 

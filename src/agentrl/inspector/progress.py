@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -51,11 +53,11 @@ class RunProgress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Of the last few steps."""
+        """Median of the last few steps: a pause between two launches does not count."""
         times = [step.committed_at for step in self.steps[-RATE_STEPS - 1 :] if step.committed_at is not None]
         if len(times) < 2:
             return None
-        return (times[-1] - times[0]).total_seconds() / (len(times) - 1)
+        return median((later - earlier).total_seconds() for earlier, later in pairwise(times))
 
     @property
     def remaining(self) -> timedelta | None:
@@ -103,7 +105,7 @@ def render_status(progress: RunProgress, *, now: datetime) -> RenderableType:
     """The live view and who takes part. `now` is the database server's clock."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("process", "where", "doing", "running", "waiting", "seen"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for service in progress.services:
         doing = f"{service.status.value}, policy v{service.policy_version}"
         table.add_row(

@@ -95,7 +95,8 @@ def _turn(turn: Turn) -> Iterator[RenderableType]:
         notes.insert(2, _versions((turn,)))
         if tokens.logprobs:
             notes.append(f"mean log-prob {math.fsum(tokens.logprobs) / len(tokens.logprobs):.3f}")
-    yield Rule(Text(" · ".join(notes), style="dim"), style="dim", align="left")
+    yield Rule(style="dim")
+    yield Text(" · ".join(notes), style="dim")
     yield _message("assistant", _response_text(model))
     for call in turn.tools:
         yield _tool_call(call)

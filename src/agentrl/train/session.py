@@ -146,8 +146,8 @@ def _start_accelerator(config: RunConfig) -> Accelerator:
     num_launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != num_launched:
         raise ConfigError(
-            f"{num_launched} trainer processes were launched, but Accelerate sees {accelerator.num_processes}: each would "
-            "train on its own. Check accelerate_config, and that every process has its device"
+            f"{num_launched} trainer processes were launched, but Accelerate sees {accelerator.num_processes}: each "
+            "would train on its own. Check accelerate_config, and that every process has its device"
         )
     return accelerator
 

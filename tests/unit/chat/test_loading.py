@@ -148,6 +148,16 @@ def test_completions_stop_at_every_end_that_the_model_knows(model: Path) -> None
     assert ChatFormat.load(model).stop_token_ids == (text, turn)
 
 
+def test_ids_of_a_padded_embedding_are_within_the_vocabulary_and_have_no_text(model: Path) -> None:
+    size = ChatFormat.load(model).vocab_size
+    update_json(model / "config.json", vocab_size=size + 100)
+    chat = ChatFormat.load(model)
+    assert chat.vocab_size == size + 100
+    assert chat.decode((*chat.encode_text("a"), size + 99)) == "a"
+    update_json(model / "config.json", vocab_size=10, text_config={"vocab_size": size + 7})
+    assert ChatFormat.load(model).vocab_size == size + 7
+
+
 def test_a_truncating_tokenizer_file_does_not_cut_prompts(model: Path) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.enable_truncation(4)

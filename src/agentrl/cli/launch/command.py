@@ -99,7 +99,8 @@ async def _run_to_completion(
                 await load_train_tasks(config, store)
         _start_processes(Processes(config=config, uri=uri, environ=os.environ), supervisor=supervisor)
         resumed = f", continuing after step {progress.step}" if progress.step else ""
-        console.print(f"training to step {config.train.max_steps}{resumed}; Ctrl-C stops, launching again continues")
+        message = f"training to step {config.train.max_steps}{resumed}; Ctrl-C stops, launching again continues"
+        console.print(message, soft_wrap=True)
         with open_view(console) as view:
             return config, await watch(supervisor, reader=reader, view=view)
 

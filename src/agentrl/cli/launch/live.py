@@ -86,10 +86,12 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown = 0
+        self._shown: int | None = None
 
     def show(self, progress: RunProgress) -> None:
-        """Print the steps that are new."""
+        """Print the steps that are new since the first look."""
+        if self._shown is None:
+            self._shown = len(progress.steps)
         for count in range(self._shown + 1, len(progress.steps) + 1):
             self._console.print(describe_step(progress.up_to(count)), soft_wrap=True)
         self._shown = len(progress.steps)

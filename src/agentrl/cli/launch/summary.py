@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.connect import database_dir
@@ -24,9 +23,8 @@ def show_summary(console: Console, *, config: RunConfig, progress: RunProgress, 
     console.print()
     if rewards:
         _show_curve(console, config=config, rewards=rewards)
-    console.print(_places(config, uri=uri, has_picture=bool(rewards)))
-    console.print()
-    console.print(_next_commands(config))
+    for label, value in [*_places(config, uri=uri, has_picture=bool(rewards)), ("", ""), *_next_commands(config)]:
+        console.print(Text.assemble((f"{label:<14}", "dim"), value), soft_wrap=True)  # whole lines can be copied
 
 
 def compare_ends(rewards: Sequence[float]) -> tuple[float, float]:
@@ -51,32 +49,27 @@ def _show_curve(console: Console, *, config: RunConfig, rewards: Sequence[float]
     console.print()
 
 
-def _places(config: RunConfig, *, uri: str, has_picture: bool) -> Table:
-    run_dir = config.run.run_dir
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    if has_picture:
-        table.add_row("reward curve", str(run_dir / "reward.png"))
-    table.add_row("metrics", str(run_dir / "metrics.jsonl"))
-    table.add_row("trained model", str(run_dir / "final"))
-    table.add_row("checkpoints", str(run_dir / "checkpoints"))
-    table.add_row("logs", str(config.run.log_dir / f"{config.run.run_name}_*.log"))
-    table.add_row("database", f"{config.run.run_name} at {masked_uri(uri)}")
-    if config.store.db_connection_string is None:
-        table.add_row("", f"embedded, files in {database_dir(config)}; `agentrl db` starts it again")
-    table.add_row(
-        "", f'mongosh "{masked_uri(uri)}" --eval \'db.getSiblingDB("{config.run.run_name}").Record.findOne()\''
-    )
-    return table
+def _places(config: RunConfig, *, uri: str, has_picture: bool) -> list[tuple[str, str]]:
+    run_dir, name = config.run.run_dir, config.run.run_name
+    picture = [("reward curve", str(run_dir / "reward.png"))] if has_picture else []
+    embedded = [("", f"embedded, files in {database_dir(config)}; `agentrl db` starts it again")]
+    return [
+        *picture,
+        ("metrics", str(run_dir / "metrics.jsonl")),
+        ("trained model", str(run_dir / "final")),
+        ("checkpoints", str(run_dir / "checkpoints")),
+        ("logs", str(config.run.log_dir / f"{name}_*.log")),
+        ("database", f"{name} at {masked_uri(uri)}"),
+        *(embedded if config.store.db_connection_string is None else []),
+        ("", f'mongosh "{masked_uri(uri)}" --eval \'db.getSiblingDB("{name}").Record.findOne()\''),
+    ]
 
 
-def _next_commands(config: RunConfig) -> Table:
+def _next_commands(config: RunConfig) -> list[tuple[str, str]]:
     name = config.run.run_name
-    table = Table.grid(padding=(0, 2))
-    table.add_row(f"agentrl inspect {name}", Text("read the trajectories", style="dim"))
-    table.add_row(f"agentrl eval {name}", Text("first against last policy on held-out tasks", style="dim"))
-    if "tensorboard" in config.train.report_to:
-        logs = config.run.run_dir / "trackers"
-        table.add_row(f"tensorboard --logdir {logs}", Text("all metrics", style="dim"))
-    return table
+    trackers = config.run.run_dir / "trackers"
+    tensorboard = (
+        [("all metrics", f"tensorboard --logdir {trackers}")] if "tensorboard" in config.train.report_to else []
+    )
+    evaluation = [("evaluate", f"agentrl eval {name}")] if config.run.eval_file is not None else []
+    return [("read on", f"agentrl inspect {name}"), *evaluation, *tensorboard]
