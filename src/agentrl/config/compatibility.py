@@ -202,7 +202,8 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
     ),
     "shift_labels": Unavailable(neutral=("true", "1"), reason="labels are always shifted"),
     "deepspeed": Unavailable(
-        neutral=("none", ""), reason="give the whole launcher set-up instead: --accelerate_config assets/deepspeed.yml"
+        neutral=("none", ""),
+        reason="give the whole launcher set-up instead: --accelerate_config FILE with its DeepSpeed section",
     ),
     "fp16": Unavailable(neutral=_OFF, reason="float16 overflows in this loss; use --bf16 true"),
     "log_entropy": Unavailable(neutral=("true", "1"), reason="entropy is always logged"),

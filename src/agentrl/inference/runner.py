@@ -15,6 +15,7 @@ always the one to draw from; padding writes to the cache's spare position and is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -25,13 +26,17 @@ from transformers import PreTrainedModel
 
 from agentrl.inference.kv_cache import KVShapeProbe, LaneCache, slot_bytes
 from agentrl.inference.lanes import LaneTable
+from agentrl.inference.lean import LeanDecoder
 from agentrl.inference.sampling import BatchSampler, Sampled, top_entries
 from agentrl.inference.sequence import Sequence
 from agentrl.inference.weights import apply_weights, checksums, load_model, read_weights
 
+logger = logging.getLogger(__name__)
+
 _PREFILL_PADDED_TOKENS = 4096  # of one forward: bounds its memory, and how long decoding waits
 _PREFILL_CHUNK = 1024  # tokens of one sequence per forward
 _ARCHIVE_BYTES = 512 * 2**20  # at most, for prefixes of finished sequences beside the lanes
+_LEAN_TOLERANCE = 1e-3  # on logits, relative and absolute; bfloat16 is not compared that closely
 _MAX_PADDING = 0.4  # share of a prefill's rows that may be padding before the batch is split
 
 
@@ -46,6 +51,7 @@ class EngineSettings:
     seed: int = 0
     device: str = "auto"
     weight_version: str = "0"
+    lean_decode: bool = True  # a shorter decode step where the architecture is known; equal within rounding
 
 
 class ModelRunner:
@@ -77,6 +83,9 @@ class ModelRunner:
         self._sampler_for: list[Sequence] = []
         self._rows = torch.arange(self.lanes.num_slots, device=self.device)
         self._columns = torch.arange(settings.context_length, device=self.device)
+        self._lean: LeanDecoder | None = None
+        if settings.lean_decode:
+            self._lean = self._verified_lean()
 
     def place(self, sequence: Sequence) -> None:
         """Give a waiting sequence a lane. Needs a free one."""
@@ -116,9 +125,7 @@ class ModelRunner:
         positions_N = torch.tensor(positions, device=self.device)
         self._cache.begin_decode(positions_N, self._rows[:span], length=length)
         visible_NL = self._columns[:length] <= positions_N[:, None]
-        logits_NV = self._forward(
-            torch.tensor(token_ids, device=self.device)[:, None], positions_N[:, None], visible_NL[:, None, None, :]
-        )[:, -1]
+        logits_NV = self._decode(torch.tensor(token_ids, device=self.device), positions_N, visible_NL)
         if len(sequences) != span or any(sequence.lane != row for row, sequence in enumerate(sequences)):
             logits_NV = logits_NV[torch.tensor([sequence.lane for sequence in sequences], device=self.device)]
         for sequence in sequences:
@@ -145,6 +152,8 @@ class ModelRunner:
     def replace_weights(self, directory: Path, *, forget: bool) -> None:
         """Read, check, then write new weights in place. Raises WeightsError with the old ones intact."""
         apply_weights(self.model, read_weights(self.model, directory))
+        if self._lean is not None:
+            self._lean.refresh()
         self._weights_epoch += forget
 
     def checksums(self) -> dict[str, str]:
@@ -160,15 +169,42 @@ class ModelRunner:
         return probe.shapes
 
     @torch.inference_mode()
+    def _verified_lean(self) -> LeanDecoder | None:
+        """The short decode step, if its logits of three successive tokens are those of Hugging Face's forward."""
+        if not LeanDecoder.supports(self.model):
+            return None
+        lean = LeanDecoder(self.model)
+        for position in range(3):
+            positions_N = torch.full((2,), position, device=self.device)
+            ids_N = torch.tensor([position % self.vocab_size, self.vocab_size - 1 - position], device=self.device)
+            visible_NL = self._columns[: position + 1] <= positions_N[:, None]
+            self._cache.begin_decode(positions_N, self._rows[:2], length=position + 1)
+            expected = self._decode(ids_N, positions_N, visible_NL)
+            found = lean(ids_N, positions_N, self._mask(visible_NL[:, None, None]), self._cache)
+            if not torch.allclose(found.float(), expected.float(), atol=_LEAN_TOLERANCE, rtol=_LEAN_TOLERANCE):
+                logger.warning("the short decode step differs from the model's own forward: not used")
+                return None
+        return lean
+
+    def _decode(self, ids_N: torch.Tensor, positions_N: torch.Tensor, visible_NL: torch.Tensor) -> torch.Tensor:
+        if self._lean is None:
+            return self._forward(ids_N[:, None], positions_N[:, None], visible_NL[:, None, None])[:, -1]
+        positions_N = positions_N.clamp(max=self.settings.context_length - 1)
+        return self._lean(ids_N, positions_N, self._mask(visible_NL[:, None, None]), self._cache)
+
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """What is added to attention scores."""
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self.device)
+        return mask.masked_fill_(~visible, float("-inf"))
+
+    @torch.inference_mode()
     def _forward(
         self, ids_NQ: torch.Tensor, positions_NQ: torch.Tensor, visible_N1QK: torch.Tensor, *, num_logits: int = 1
     ) -> torch.Tensor:
         """Logits of the last `num_logits` columns. The additive mask is built once here, not in every layer."""
-        mask = torch.zeros(visible_N1QK.shape, dtype=self._dtype, device=self.device)
-        mask.masked_fill_(~visible_N1QK, float("-inf"))
         output = self.model(
             input_ids=ids_NQ,
-            attention_mask=mask,
+            attention_mask=self._mask(visible_N1QK),
             position_ids=positions_NQ.clamp(max=self.settings.context_length - 1),
             cache=self._cache,
             use_cache=True,

@@ -21,10 +21,21 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from agentrl.inference.engine import PAUSE_MODES, Engine, EngineStoppedError
+from agentrl.inference.engine import PAUSE_MODES, Engine
 from agentrl.inference.parameters import ErrorShape, RequestRefusedError, parse_sampling
 from agentrl.inference.sequence import Sequence
-from agentrl.inference.wire import GenerateCall, ModelLimits, Prompt, Tokenizer, error_body, parse_generate, render
+from agentrl.inference.transport import (
+    DetailError,
+    end_stream,
+    errors_as_json,
+    json_body,
+    json_object,
+    send_event,
+    start_stream,
+    stream_error,
+    string_field,
+)
+from agentrl.inference.wire import GenerateCall, ModelLimits, Prompt, Tokenizer, parse_generate, render
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +72,7 @@ class EngineServer:
 
     def application(self) -> web.Application:
         """The aiohttp application with every route."""
-        app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(middlewares=[errors_as_json], client_max_size=_MAX_BODY_BYTES)
         both: list[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
             ("/flush_cache", self._flush_cache),
             ("/get_model_info", self._model_info),
@@ -100,7 +111,7 @@ class EngineServer:
     # Generation
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await _json_body(request)
+        body = await json_body(request)
         streams = isinstance(body, Mapping) and body.get("stream") is True
         try:
             call = parse_generate(body, tokenizer=self._tokenizer, limits=self._limits)
@@ -108,7 +119,7 @@ class EngineServer:
         except RequestRefusedError as error:
             if not streams or error.shape is not ErrorShape.ENGINE:
                 raise
-            return await _stream_error(request, error)
+            return await stream_error(request, error)
         async with self._submitted(generations):
             if call.stream:
                 return await self._stream(request, call, generations)
@@ -165,7 +176,7 @@ class EngineServer:
         sequence = generation.sequence
         reason = sequence.finish_reason or {}
         if reason.get("status_code"):
-            raise _DetailError(reason["message"], status=reason["status_code"])
+            raise DetailError(reason["message"], status=reason["status_code"])
         return self._render(call, generation, num_tokens=len(sequence.output_ids))
 
     def _render(self, call: GenerateCall, generation: _Generation, *, num_tokens: int) -> dict[str, Any]:
@@ -182,7 +193,7 @@ class EngineServer:
         self, request: web.Request, call: GenerateCall, generations: list[_Generation]
     ) -> web.StreamResponse:
         """Server-sent events; every chunk has everything since the start of its generation."""
-        response = await _start_stream(request)
+        response = await start_stream(request)
         merged: asyncio.Queue[tuple[int, int, bool]] = asyncio.Queue()
         async with asyncio.TaskGroup() as group:
             for index, generation in enumerate(generations):
@@ -194,11 +205,11 @@ class EngineServer:
                 chunk = self._render(call, generations[index], num_tokens=num_tokens)
                 if call.is_list:
                     chunk["index"] = index
-                await _send_event(response, chunk)
-        return await _end_stream(response)
+                await send_event(response, chunk)
+        return await end_stream(response)
 
     async def _abort(self, request: web.Request) -> web.Response:
-        body = await _json_object(request)
+        body = await json_object(request)
         message = body.get("abort_message")
         if body.get("abort_all"):
             await self._control(self._engine.abort(None, message=message))
@@ -207,7 +218,7 @@ class EngineServer:
         return web.Response()
 
     async def _pause(self, request: web.Request) -> web.Response:
-        mode = (await _json_object(request)).get("mode", "abort")
+        mode = (await json_object(request)).get("mode", "abort")
         if mode not in PAUSE_MODES:
             message = f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}"
             raise RequestRefusedError(message, shape=ErrorShape.VALIDATION)
@@ -215,16 +226,16 @@ class EngineServer:
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, request: web.Request) -> web.Response:
-        await _json_object(request)
+        await json_object(request)
         await self._control(self._engine.resume())
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     # Weights
 
     async def _update_from_disk(self, request: web.Request) -> web.Response:
-        body = await _json_object(request)
-        path = _string(body, "model_path", required=True)
-        version = _string(body, "weight_version")
+        body = await json_object(request)
+        path = string_field(body, "model_path", required=True)
+        version = string_field(body, "weight_version")
         if body.get("load_format") not in _LOAD_FORMATS:
             raise RequestRefusedError(f"load_format = {body['load_format']!r} is not supported by the embedded engine")
         async with self._update_lock:
@@ -239,36 +250,36 @@ class EngineServer:
         return web.json_response(answer, status=200 if result.success else 400)
 
     async def _begin_update(self, request: web.Request) -> web.Response:
-        await _json_object(request)
+        await json_object(request)
         if self._in_update_session:
             return _update_answer("begin_weight_update() was called twice without end_weight_update()")
         self._in_update_session = True
         return _update_answer(None)
 
     async def _end_update(self, request: web.Request) -> web.Response:
-        await _json_object(request)
+        await json_object(request)
         if not self._in_update_session:
             return _update_answer("end_weight_update() was called without begin_weight_update()")
         self._in_update_session = False
         return _update_answer(None)
 
     async def _update_unsupported(self, request: web.Request) -> web.Response:
-        await _json_object(request)
+        await json_object(request)
         name = request.path.removeprefix("/")
         if not self._in_update_session:
             return _update_answer(_SESSION_MESSAGE.format(name=name))
         return _update_answer(f"{name} is not supported by the embedded engine; use update_weights_from_disk")
 
     async def _update_version(self, request: web.Request) -> web.Response:
-        body = await _json_object(request)
-        version = _string(body, "new_version", required=True) or ""
+        body = await json_object(request)
+        version = string_field(body, "new_version", required=True) or ""
         abort_running = body.get("abort_all_requests") is not False
         await self._control(self._engine.relabel(version, abort_running=abort_running))
         message = f"Weight version updated to {version}"
         return web.json_response({"success": True, "message": message, "new_version": version})
 
     async def _checksum(self, request: web.Request) -> web.Response:
-        action = (await _json_object(request)).get("action")
+        action = (await json_object(request)).get("action")
         if action != "checksum":
             message = f"action must be checksum, got {action!r}"
             raise RequestRefusedError(message, shape=ErrorShape.VALIDATION)
@@ -379,13 +390,13 @@ class EngineServer:
         return web.Response(status=503 if self._engine.has_stopped else 200)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        text = _string(await _json_object(request), "prompt", required=True) or ""
+        text = string_field(await json_object(request), "prompt", required=True) or ""
         tokens = list(self._tokenizer.encode(text))
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": self._limits.context_length}
         return web.json_response(answer)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        tokens = (await _json_object(request)).get("tokens")
+        tokens = (await json_object(request)).get("tokens")
         if not isinstance(tokens, list) or not all(
             type(item) is int and 0 <= item < self._limits.vocab_size for item in tokens
         ):
@@ -398,55 +409,7 @@ class EngineServer:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise _DetailError("the engine does not respond", status=503) from error
-
-
-class _DetailError(Exception):
-    """Answered with `{"detail": message}`."""
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except RequestRefusedError as error:
-        return web.json_response(error_body(error), status=error.status)
-    except _DetailError as error:
-        return web.json_response({"detail": str(error)}, status=error.status)
-    except EngineStoppedError as error:
-        return web.json_response({"detail": str(error)}, status=503)
-    except web.HTTPException as error:
-        return web.json_response({"detail": error.reason}, status=error.status)
-
-
-async def _json_body(request: web.Request) -> Any:
-    raw = await request.read()
-    if not raw:
-        return {}
-    try:
-        return json.loads(raw)
-    except ValueError as error:
-        raise RequestRefusedError(f"the body is no JSON: {error}", shape=ErrorShape.VALIDATION) from error
-
-
-async def _json_object(request: web.Request) -> Mapping[str, Any]:
-    body = await _json_body(request)
-    if not isinstance(body, Mapping):
-        raise RequestRefusedError("the body must be a JSON object", shape=ErrorShape.VALIDATION)
-    return body
-
-
-def _string(body: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
-    value = body.get(name)
-    if (value is None and required) or (value is not None and not isinstance(value, str)):
-        raise RequestRefusedError(f"{name} must be a string, got {value!r}", shape=ErrorShape.VALIDATION)
-    return value
+            raise DetailError("the engine does not respond", status=503) from error
 
 
 def _update_answer(problem: str | None) -> web.Response:
@@ -458,26 +421,3 @@ async def _forward_events(generation: _Generation, *, index: int, merged: asynci
     while not generation.is_finished:
         num_tokens, generation.is_finished = await generation.events.get()
         merged.put_nowait((index, num_tokens, generation.is_finished))
-
-
-async def _start_stream(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    return response
-
-
-async def _send_event(response: web.StreamResponse, payload: Mapping[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(payload).encode() + b"\n\n")
-
-
-async def _end_stream(response: web.StreamResponse) -> web.StreamResponse:
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
-
-
-async def _stream_error(request: web.Request, error: RequestRefusedError) -> web.StreamResponse:
-    response = await _start_stream(request)
-    detail = {"message": str(error), "type": "BadRequestError", "code": error.status, "retryable": False}
-    await _send_event(response, {"error": detail})
-    return await _end_stream(response)

@@ -18,6 +18,9 @@ def allow_fsdp_on_cpu(accelerator: Accelerator) -> None:
     """
     is_wanted = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     if is_wanted and accelerator.distributed_type is DistributedType.MULTI_CPU:
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        plugin = FullyShardedDataParallelPlugin()
+        if accelerator.mixed_precision != "no":
+            plugin.set_mixed_precision(accelerator.mixed_precision)
+        accelerator.state.fsdp_plugin = plugin
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState().distributed_type = DistributedType.FSDP

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate import Accelerator, DistributedType, InitProcessGroupKwargs
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.sections import RunConfig
@@ -34,6 +34,11 @@ from agentrl.train.trackers import TrackerSink, parse_trackers, tracker_argument
 
 FEED_TIMEOUT_FACTOR = 6  # a call may be several store operations, each bounded by db_timeout_s
 COLLECTIVE_MARGIN_S = 1800.0  # ranks wait in a collective while rank 0 waits for data, then writes weights
+
+
+SUPPORTED_DISTRIBUTION = frozenset(
+    {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +148,26 @@ def _start_accelerator(config: RunConfig) -> Accelerator:
         **tracker_arguments(parse_trackers(config.train.report_to), run_dir=config.run.run_dir),
     )
     allow_fsdp_on_cpu(accelerator)
+    check_distribution(accelerator)
+    return accelerator
+
+
+def check_distribution(accelerator: Accelerator) -> None:
+    """Refuse launches in which ranks would not train together, or not as the loop assumes."""
     num_launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != num_launched:
         raise ConfigError(
             f"{num_launched} trainer processes were launched, but Accelerate sees {accelerator.num_processes}: each "
             "would train on its own. Check accelerate_config, and that every process has its device"
         )
-    return accelerator
+    kind = accelerator.distributed_type
+    is_fsdp1 = kind is DistributedType.FSDP and not accelerator.is_fsdp2
+    if kind not in SUPPORTED_DISTRIBUTION or is_fsdp1:
+        raise ConfigError(
+            f"accelerate_config: distributed_type {kind.value}{' with fsdp_version 1' if is_fsdp1 else ''} is not "
+            "supported, because the loop checks the gradient before the optimizer step and needs full state dicts; "
+            "use FSDP with fsdp_version: 2 (assets/fsdp2_dst.yml) or plain data parallel"
+        )
 
 
 def _find_checkpoint(config: RunConfig) -> Checkpoint | None:
@@ -170,7 +188,8 @@ def _load_learner(config: RunConfig, *, accelerator: Accelerator, checkpoint: Ch
     reference = None
     if config.loss.kl_coef > 0:
         reference = load_policy(start_model_dir(config), config=config, with_entropy=False)
-        reference = reference.requires_grad_(False).eval().to(accelerator.device)
+        # Every rank holds all of it: it is never updated, and only runs forward.
+        reference = accelerator.prepare_model(reference.requires_grad_(False).eval(), evaluation_mode=True)
     policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, config.train))
     if checkpoint is not None:
         load_training_state(checkpoint, accelerator=accelerator, policy=policy, optimizer=optimizer)

@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import pytest
-from factories import make_record, make_sequence, make_task, make_turn
 from rich.console import Console
 
 from agentrl.errors import UnavailableError
 from agentrl.inspector import load_trajectory, render_records, render_trajectory
 from agentrl.store import MemoryStore
 from agentrl.types import GroupOutcome, GroupSettlement, RecordStatus, StepStatus, StopReason, TrainStep
+from factories import make_record, make_sequence, make_task, make_turn
 
 
 def text_of(renderable: object, *, width: int = 140) -> str:
@@ -48,9 +48,9 @@ async def test_a_trajectory_reads_from_question_to_the_step_that_trained_it():
     shown = text_of(render_trajectory(await load_trajectory(store, record_id=record_id)))
     wanted = [
         record_id, "expected", "42", "2 turns", "v0, v1", "user", "What is [bold]6*7[/bold]?",
-        "turn 0", "+3 prompt, 2 sampled", "mean log-prob -0.500", "<tool_call>", 'calculate({"expression": "1 + 1"})', "ok",
-        "tool", "42", "turn 1", "v1", "<answer>42</answer>", "stopped", "answer", "score", "1.00", "+0.700", "trainable",
-        "step 1 (on policy v0)",
+        "turn 0", "+3 prompt, 2 sampled", "mean log-prob -0.500", "<tool_call>", 'calculate({"expression": "1 + 1"})',
+        "ok", "tool", "42", "turn 1", "v1", "<answer>42</answer>", "stopped", "answer", "score", "1.00", "+0.700",
+        "trainable", "step 1 (on policy v0)",
     ]  # fmt: skip
     position = 0
     for text in wanted:

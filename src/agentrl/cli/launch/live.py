@@ -45,6 +45,7 @@ async def watch(supervisor: Supervisor, *, reader: ProgressReader, view: View) -
             progress = await reader.read(num_restarts=supervisor.restarts.total())
         except StoreError as error:
             view.trouble(str(error))
+            await asyncio.sleep(REFRESH_S)
             continue
         moved = (progress.step, progress.tasks.get(TaskStatus.SETTLED, 0))
         if moved != seen:

@@ -1,0 +1,139 @@
+"""`agentrl launch` with every real process on a tiny random model: killed, stopped, continued, completed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.chat import ChatFormat
+from tiny_chat import write_tiny_chat
+
+DEADLINE_S = 150.0
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with a model, tasks and a tool server, and the flags in run.yaml."""
+    folder = tmp_path_factory.mktemp("launch")
+    model = write_tiny_chat(folder / "model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=ChatFormat.load(model).vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, intermediate_size=64, tie_word_embeddings=True, max_position_embeddings=1024,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(model)
+    rows = [{"id": f"q{i}", "question": f"What is {i}+1?", "answer": str(i + 1), "scorer": "em"} for i in range(8)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"calculator": server}}))
+    settings = {
+        "model_name_or_path": "model", "train_file": "tasks.jsonl", "eval_file": "tasks.jsonl", "mcp_config": "mcp.json",
+        "max_steps": 3, "tasks_per_step": 2, "num_generations": 2, "max_new_tokens": 12, "max_turns": 2, "save_steps": 1,
+        "advantage": "none", "drop_zero_advantage": False, "report_to": "none", "heartbeat_s": 1,
+    }  # fmt: skip
+    (folder / "run.yaml").write_text(json.dumps(settings))
+    return folder
+
+
+@contextmanager
+def agentrl(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=DEADLINE_S)
+
+
+def launch(folder: Path):
+    return agentrl(folder, "launch", "tiny", "--config", "run.yaml")
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Output up to and including the line with `text`; the test's time limit bounds the wait."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"{text!r} did not appear in\n{seen}")
+
+
+def left_over(folder: Path) -> list[str]:
+    """Command lines of processes that work in the folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def wait_until_nothing_is_left(folder: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while left := left_over(folder):
+        assert time.monotonic() < deadline, left
+
+
+def test_a_launch_survives_kill_9_and_sigterm_and_is_continued_to_the_end(folder):
+    with launch(folder) as first:
+        read_until(first, "step 1/3")
+        with launch(folder) as second:
+            assert f"run tiny is in use by process {first.pid}" in read_until(second, "in use")
+            assert second.wait(timeout=DEADLINE_S) == 2
+        first.kill()
+    with launch(folder) as stopped:  # at once: it takes over when the children of the first are down
+        read_until(stopped, "continuing after step")
+        stopped.terminate()
+        read_until(stopped, "launching again continues it")
+        assert stopped.wait(timeout=DEADLINE_S) == 130
+    wait_until_nothing_is_left(folder)
+    with launch(folder) as last:
+        out = read_until(last, "agentrl eval tiny")
+        assert last.wait(timeout=DEADLINE_S) == 0
+    assert "step 3/3" in out
+    assert "step 1/3" not in out
+    wait_until_nothing_is_left(folder)
+    run_dir = folder / "output" / "tiny"
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+    assert (run_dir / "reward.png").is_file()
+    assert (run_dir / "final" / "config.json").is_file()
+
+
+def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
+    with launch(folder) as again:
+        assert "run tiny is complete: 3 of 3 steps" in read_until(again, "agentrl eval tiny")
+        assert again.wait(timeout=DEADLINE_S) == 0
+    with agentrl(folder, "status", "tiny", "--once") as status:
+        assert "step 3/3" in read_until(status, "tasks")
+    with agentrl(folder, "inspect", "tiny", "--limit", "1") as table:
+        record = read_until(table, "reads one of them").split("'")[1]
+    with agentrl(folder, "inspect", "tiny", record) as reading:
+        shown = read_until(reading, "trained in")
+        assert "What is" in shown
+        assert "turn 0" in shown
+    with agentrl(folder, "eval", "tiny", "--versions", "0,3", "--max_turns", "1") as evaluation:
+        assert "v0" in read_until(evaluation, "v3")
+        assert evaluation.wait(timeout=DEADLINE_S) == 0
+    wait_until_nothing_is_left(folder)

@@ -1,0 +1,46 @@
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.cli.launch.groups import end_groups, running_members
+from agentrl.cli.launch.guard import watch
+
+
+def start_group(code: str = "import signal; print('up', flush=True); signal.pause()") -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+@pytest.fixture
+def groups():
+    started = [start_group() for _ in range(3)]
+    yield [process.pid for process in started]
+    for process in started:
+        process.kill()
+        process.wait(timeout=10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_the_end_of_the_lines_ends_what_is_still_registered(groups):
+    first, second, third = groups
+    lines = [f"+{first} 0\n", f"+{second} 1\n", f"+{third} 0\n", f"-{third}\n"]
+    watch(lines, grace_s=5)
+    assert running_members([first, second]) == []
+    assert running_members([third]) == [third]
+
+
+def test_lower_stages_end_first(groups, monkeypatch):
+    order: list[list[int]] = []
+    monkeypatch.setattr("agentrl.cli.launch.guard.end_groups", lambda ids, *, grace_s: order.append(list(ids)))
+    watch([f"+{groups[0]} 2", f"+{groups[1]} 0", f"+{groups[2]} 2"], grace_s=1)
+    assert order == [[groups[1]], [groups[0], groups[2]]]
+
+
+def test_ending_a_group_that_is_gone_is_fine(groups):
+    end_groups(groups[:1], grace_s=5)
+    end_groups(groups[:1], grace_s=5)
+    assert running_members(groups[:1]) == []

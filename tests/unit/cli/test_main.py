@@ -1,0 +1,103 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.cli.main import COMMANDS, main
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("DB_CONNECTION_STRING", "MODEL_NAME_OR_PATH", "TRAIN_FILE", "INFERENCE_URL", "MCP_MANAGER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train"], "RUN_NAME is missing; see agentrl train --help"),
+        (["status", "demo", "--onec"], "--onec: no such setting; did you mean --once?"),
+        (["train", "demo", "--learning_rat", "1"], "--learning_rat: no such setting; did you mean --learning_rate?"),
+        (["train", "demo", "extra"], "'extra': one argument too many"),
+        (["train", "de mo"], '--run_name = "de mo"'),
+        (["train", "demo", "--num_generations", "1"], "num_generations = 1: a group baseline needs at least 2"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["inspect", "demo"], "there is no database in data: start a run with `agentrl launch RUN_NAME`"),
+        (["tasks", "load", "demo"], "train_file is not set"),
+        (["tasks", "load", "--train_file", "t"], "RUN_NAME is missing"),
+        (["eval", "demo"], "eval_file is not set"),
+        (["eval", "demo", "--generations", "0"], "--generations = 0: needs at least 1"),
+        (["db", "--db_connection_string", "mongodb://x"], "db_connection_string is set"),
+    ],
+)
+def test_what_the_user_can_fix_is_one_line_and_exit_code_2(capsys, argv, message):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("agentrl: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_dry_run_prints_the_resolved_configuration_without_secrets(capsys, name):
+    positional = ["load", "demo"] if name == "tasks" else [] if name == "db" else ["demo"]
+    flags = ["--learning_rate", "1e-4", "--db_connection_string", "mongodb://u:s3cret@h/", "--dry_run"]
+    code, out, _ = run(capsys, name, *positional, *flags)
+    assert code == 0
+    config = json.loads(out)
+    assert config["train"]["learning_rate"] == 1e-4
+    assert config["store"]["db_connection_string"] == "mongodb://u:***@h/"
+
+
+def test_the_run_name_may_be_given_as_a_flag_and_the_positional_wins(capsys):
+    assert json.loads(run(capsys, "train", "--run_name", "a", "--dry_run")[1])["run"]["run_name"] == "a"
+    assert json.loads(run(capsys, "train", "--run_name", "a", "b", "--dry_run")[1])["run"]["run_name"] == "b"
+
+
+def test_a_launched_run_is_described_by_its_stored_configuration(capsys, tmp_path):
+    stored = tmp_path / "output" / "demo" / "config.json"
+    stored.parent.mkdir(parents=True)
+    stored.write_text(json.dumps({"train": {"max_steps": 77}}))
+    assert json.loads(run(capsys, "status", "demo", "--dry_run")[1])["train"]["max_steps"] == 77
+    assert json.loads(run(capsys, "status", "other", "--dry_run")[1])["train"]["max_steps"] == 40
+    code, out, _ = run(capsys, "status", "demo", "--max_steps", "5", "--dry_run")
+    assert code == 0
+    assert json.loads(out)["train"]["max_steps"] == 5
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert name in out
+        assert command.summary in out
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {"train", "serve"}])
+def test_only_trainer_and_engine_load_torch(name):
+    code = f"""
+import sys
+from agentrl.cli.main import COMMANDS, main
+import importlib
+importlib.import_module(COMMANDS[{name!r}].module)
+heavy = [name for name in ("torch", "transformers", "accelerate", "matplotlib") if name in sys.modules]
+sys.exit(", ".join(heavy) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_importable_trainer_and_engine_command_start_light_too():
+    code = "import sys, agentrl.cli.train, agentrl.cli.serve; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
