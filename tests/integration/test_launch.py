@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=ChatFormat.load(model).vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, intermediate_size=64, tie_word_embeddings=True, max_position_embeddings=1024,
+        num_key_value_heads=1, head_dim=16, intermediate_size=64, tie_word_embeddings=True,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(model)
     rows = [{"id": f"q{i}", "question": f"What is {i}+1?", "answer": str(i + 1), "scorer": "em"} for i in range(8)]
@@ -37,9 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"calculator": server}}))
     settings = {
-        "model_name_or_path": "model", "train_file": "tasks.jsonl", "eval_file": "tasks.jsonl", "mcp_config": "mcp.json",
-        "max_steps": 3, "tasks_per_step": 2, "num_generations": 2, "max_new_tokens": 12, "max_turns": 2, "save_steps": 1,
-        "advantage": "none", "drop_zero_advantage": False, "report_to": "none", "heartbeat_s": 1,
+        "model_name_or_path": "model", "train_file": "tasks.jsonl", "eval_file": "tasks.jsonl",
+        "mcp_config": "mcp.json", "max_steps": 8, "tasks_per_step": 2, "num_generations": 2, "max_new_tokens": 12,
+        "max_turns": 2, "save_steps": 1, "advantage": "none", "drop_zero_advantage": False, "report_to": "none",
+        "heartbeat_s": 1,
     }  # fmt: skip
     (folder / "run.yaml").write_text(json.dumps(settings))
     return folder
@@ -77,6 +78,14 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"{text!r} did not appear in\n{seen}")
 
 
+def output_of(folder: Path, *arguments: str) -> str:
+    """Output of a command that succeeds."""
+    with agentrl(folder, *arguments) as process:
+        shown, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, shown
+    return shown
+
+
 def left_over(folder: Path) -> list[str]:
     """Command lines of processes that work in the folder."""
     found = []
@@ -97,10 +106,11 @@ def wait_until_nothing_is_left(folder: Path) -> None:
 
 def test_a_launch_survives_kill_9_and_sigterm_and_is_continued_to_the_end(folder):
     with launch(folder) as first:
-        read_until(first, "step 1/3")
+        read_until(first, "training to step")
         with launch(folder) as second:
             assert f"run tiny is in use by process {first.pid}" in read_until(second, "in use")
             assert second.wait(timeout=DEADLINE_S) == 2
+        read_until(first, "step 1/8")
         first.kill()
     with launch(folder) as stopped:  # at once: it takes over when the children of the first are down
         read_until(stopped, "continuing after step")
@@ -111,29 +121,34 @@ def test_a_launch_survives_kill_9_and_sigterm_and_is_continued_to_the_end(folder
     with launch(folder) as last:
         out = read_until(last, "agentrl eval tiny")
         assert last.wait(timeout=DEADLINE_S) == 0
-    assert "step 3/3" in out
-    assert "step 1/3" not in out
+    assert "step 8/8" in out
+    assert "step 1/8" not in out
     wait_until_nothing_is_left(folder)
     run_dir = folder / "output" / "tiny"
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3]
+    assert steps == [*range(1, 9)]
     assert (run_dir / "reward.png").is_file()
     assert (run_dir / "final" / "config.json").is_file()
 
 
 def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
     with launch(folder) as again:
-        assert "run tiny is complete: 3 of 3 steps" in read_until(again, "agentrl eval tiny")
+        assert "run tiny is complete: 8 of 8 steps" in read_until(again, "agentrl eval tiny")
         assert again.wait(timeout=DEADLINE_S) == 0
-    with agentrl(folder, "status", "tiny", "--once") as status:
-        assert "step 3/3" in read_until(status, "tasks")
-    with agentrl(folder, "inspect", "tiny", "--limit", "1") as table:
-        record = read_until(table, "reads one of them").split("'")[1]
-    with agentrl(folder, "inspect", "tiny", record) as reading:
-        shown = read_until(reading, "trained in")
-        assert "What is" in shown
-        assert "turn 0" in shown
-    with agentrl(folder, "eval", "tiny", "--versions", "0,3", "--max_turns", "1") as evaluation:
-        assert "v0" in read_until(evaluation, "v3")
-        assert evaluation.wait(timeout=DEADLINE_S) == 0
+    assert "step 8/8" in output_of(folder, "status", "tiny", "--once")
+    record = output_of(folder, "inspect", "tiny", "--limit", "1").split("'")[1]
+    shown = output_of(folder, "inspect", "tiny", record)
+    assert "What is" in shown
+    assert "turn 0" in shown
+    shown = output_of(folder, "eval", "tiny", "--versions", "0", "--max_turns", "1")
+    assert "v0" in shown
     wait_until_nothing_is_left(folder)
+
+
+def test_a_command_that_is_killed_leaves_no_database_behind(folder):
+    with agentrl(folder, "db") as database:
+        read_until(database, "mongosh")
+        assert len(left_over(folder)) >= 3  # the command, the server, the guard
+        database.kill()
+        database.wait(timeout=DEADLINE_S)
+        wait_until_nothing_is_left(folder)

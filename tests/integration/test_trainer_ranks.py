@@ -28,7 +28,6 @@ CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "CUDA_VISIBLE_DEVICES": "",
-    "ACCELERATE_USE_CPU": "true",
 }
 
 
@@ -123,3 +122,33 @@ def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
         )
     loaded = AutoModelForCausalLM.from_pretrained(sharded.run.run_dir / "final")
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+@pytest.mark.timeout(300)
+def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
+    tmp_path: Path, mongo_uri: str, database_name: str, free_port: int
+) -> None:
+    torch.set_num_threads(1)
+    start = write_tiny_model(tmp_path / "start")
+    for suffix in ("_one", "_two"):
+        asyncio.run(settle_groups(mongo_uri, database_name + suffix, 2))
+    alone = ranks_config(tmp_path / "one", start, max_steps=1)
+    train(
+        alone,
+        open_store=trainer_process.mongo_opener(mongo_uri, database_name + "_one"),
+        sinks=trainer_process.jsonl_sinks(alone),
+    )
+
+    sharded = ranks_config(tmp_path / "two", start, max_steps=1)
+    sharded = sharded.model_copy(update={"model": sharded.model.model_copy(update={"bf16": True})})
+    launch_two_ranks(sharded, mongo_uri, database_name + "_two", port=free_port)
+
+    (one,), (two,) = read_metrics(alone), read_metrics(sharded)
+    # Log-probs near -4 rounded to bfloat16 would be off by up to 8e-3.
+    assert two["entropy"] == pytest.approx(one["entropy"], abs=5e-4)
+    assert two["logprob_mean"] == pytest.approx(one["logprob_mean"], abs=1e-3)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=5e-3)
+    served = load_file(sharded.run.run_dir / "policy" / "v1" / "model.safetensors")
+    masters = load_file(sharded.run.run_dir / "checkpoints" / "step_1" / "model.safetensors")
+    assert {weight.dtype for weight in served.values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in masters.values()} == {torch.float32}

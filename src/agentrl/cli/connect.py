@@ -11,16 +11,15 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 
+from agentrl.cli.launch.supervisor import Guard
 from agentrl.cli.locks import try_lock
 from agentrl.config import RunConfig
 from agentrl.errors import UnavailableError
 from agentrl.store import MongoStore, open_store
-from agentrl.store.embedded import embedded_uri, start_embedded
-
-STOP_WAIT_S = 60.0
+from agentrl.store.embedded import EmbeddedServer, embedded_uri, start_embedded
 
 
 def database_dir(config: RunConfig) -> Path:
@@ -100,13 +99,23 @@ def _embedded_while_needed(config: RunConfig) -> Iterator[None]:
             )
         sys.stderr.write("starting the embedded database for this command\n")
         log_path = config.run.log_dir / "database.log"
-        server = start_embedded(database_dir(config), port=choose_port(config), log_path=log_path)
-        try:
+        with guarded_server(config, log_path=log_path, lock_descriptor=lock):
             yield
-        finally:
-            server.stop()
     finally:
         os.close(lock)
+
+
+@contextmanager
+def guarded_server(config: RunConfig, *, log_path: Path, lock_descriptor: int) -> Iterator[EmbeddedServer]:
+    """An embedded server that also ends when this process is killed without a word."""
+    with closing(Guard(lock_descriptors=[lock_descriptor])) as guard:
+        server = start_embedded(database_dir(config), port=choose_port(config), log_path=log_path)
+        guard.track(server.pid, stage=0)
+        try:
+            yield server
+        finally:
+            server.stop()
+            guard.forget(server.pid)
 
 
 def _port_file(config: RunConfig) -> Path:

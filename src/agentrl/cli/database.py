@@ -9,13 +9,13 @@ import os
 import uvloop
 from rich.console import Console
 
-from agentrl.cli.connect import choose_port, database_dir, database_lock
+from agentrl.cli.connect import database_dir, database_lock, guarded_server
 from agentrl.cli.invocation import Invocation
 from agentrl.cli.locks import hold_lock
 from agentrl.cli.service import with_stop_signals
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.store.embedded import EmbeddedServer, start_embedded
+from agentrl.store.embedded import EmbeddedServer
 
 LOCK_WAIT_S = 60.0
 EXIT_POLL_S = 0.5
@@ -30,15 +30,14 @@ def run(invocation: Invocation) -> int:
     config = invocation.config
     if config.store.db_connection_string is not None:
         raise ConfigError("db_connection_string is set: `agentrl db` is for when there is no other database; remove it")
-    with hold_lock(database_lock(config), what=f"the database in {config.run.data_dir}", wait_s=LOCK_WAIT_S):
-        server = start_embedded(
-            database_dir(config), port=choose_port(config), log_path=config.run.log_dir / "database.log"
-        )
-        try:
-            _announce(config, server)
-            uvloop.run(with_stop_signals(lambda stop: _until_stopped(stop, server=server)))
-        finally:
-            server.stop()
+    what = f"the database in {config.run.data_dir}"
+    log_path = config.run.log_dir / "database.log"
+    with (
+        hold_lock(database_lock(config), what=what, wait_s=LOCK_WAIT_S) as lock,
+        guarded_server(config, log_path=log_path, lock_descriptor=lock) as server,
+    ):
+        _announce(config, server)
+        uvloop.run(with_stop_signals(lambda stop: _until_stopped(stop, server=server)))
     return 0
 
 

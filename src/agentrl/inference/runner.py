@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.errors import UnavailableError
 from agentrl.inference.kv_cache import KVShapeProbe, LaneCache, slot_bytes
 from agentrl.inference.lanes import LaneTable
 from agentrl.inference.lean import LeanDecoder
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 _PREFILL_PADDED_TOKENS = 4096  # of one forward: bounds its memory, and how long decoding waits
 _PREFILL_CHUNK = 1024  # tokens of one sequence per forward
 _ARCHIVE_BYTES = 512 * 2**20  # at most, for prefixes of finished sequences beside the lanes
-_LEAN_TOLERANCE = 1e-3  # on logits, relative and absolute; bfloat16 is not compared that closely
+_LEAN_TOLERANCES = {torch.float32: 1e-3}  # on logits, relative and absolute; of half precision, little can be asked
+_LEAN_TOLERANCE_HALF = 0.05
 _MAX_PADDING = 0.4  # share of a prefill's rows that may be padding before the batch is split
 
 
@@ -63,6 +65,7 @@ class ModelRunner:
         self.device = _device(settings.device)
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         self.model = load_model(settings.model_path, device=self.device, dtype=dtype)
+        _check_attention_span(self.model, context_length=settings.context_length)
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         self.eos_ids = _eos_ids(self.model, extra_eos_ids)
         self.version = settings.weight_version
@@ -86,6 +89,11 @@ class ModelRunner:
         self._lean: LeanDecoder | None = None
         if settings.lean_decode:
             self._lean = self._verified_lean()
+
+    @property
+    def uses_lean_decode(self) -> bool:
+        """Whether the short decode step was found equal to the model's own forward."""
+        return self._lean is not None
 
     def place(self, sequence: Sequence) -> None:
         """Give a waiting sequence a lane. Needs a free one."""
@@ -181,7 +189,8 @@ class ModelRunner:
             self._cache.begin_decode(positions_N, self._rows[:2], length=position + 1)
             expected = self._decode(ids_N, positions_N, visible_NL)
             found = lean(ids_N, positions_N, self._mask(visible_NL[:, None, None]), self._cache)
-            if not torch.allclose(found.float(), expected.float(), atol=_LEAN_TOLERANCE, rtol=_LEAN_TOLERANCE):
+            tolerance = _LEAN_TOLERANCES.get(self._dtype, _LEAN_TOLERANCE_HALF)
+            if not torch.allclose(found.float(), expected.float(), atol=tolerance, rtol=tolerance):
                 logger.warning("the short decode step differs from the model's own forward: not used")
                 return None
         return lean
@@ -326,6 +335,18 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def _check_attention_span(model: PreTrainedModel, *, context_length: int) -> None:
+    """One mask serves all layers: a model that attends only to a window must not see a context longer than that."""
+    config = model.config.get_text_config().to_dict()
+    window = config.get("sliding_window")
+    limited = [kind for kind in config.get("layer_types") or () if "sliding" in kind]
+    if window and (limited or model.config.model_type == "mistral") and window < context_length:
+        raise UnavailableError(
+            f"context_length = {context_length}: the model attends to {window} tokens in some layers, which the "
+            f"embedded engine does not imitate; set context_length to at most {window}, or use an SGLang server"
+        )
 
 
 def _eos_ids(model: PreTrainedModel, extra: Iterable[int]) -> frozenset[int]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedType, InitProcessGroupKwargs
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.sections import RunConfig
@@ -141,15 +143,30 @@ def _start_accelerator(config: RunConfig) -> Accelerator:
     prepare_torch(config)
     transformers_logging.disable_progress_bar()
     wait_s = config.train.data_timeout_s + COLLECTIVE_MARGIN_S
+    plugin = _fsdp_plugin(config)
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
+        fsdp_plugin=plugin,
         mixed_precision="bf16" if config.model.bf16 else "no",
         kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=wait_s))],
         **tracker_arguments(parse_trackers(config.train.report_to), run_dir=config.run.run_dir),
     )
-    allow_fsdp_on_cpu(accelerator)
+    if plugin is not None:
+        allow_fsdp_on_cpu(accelerator, plugin)
     check_distribution(accelerator)
     return accelerator
+
+
+def _fsdp_plugin(config: RunConfig) -> FullyShardedDataParallelPlugin | None:
+    """What the accelerate_config says about FSDP, with a precision of our own; None where it says nothing.
+
+    Accelerate's bf16 policy would also reduce gradients and return log-probs in bfloat16: too coarse for ratios.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    compute_dtype = torch.bfloat16 if config.model.bf16 else None
+    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    return FullyShardedDataParallelPlugin(mixed_precision_policy=precision)
 
 
 def check_distribution(accelerator: Accelerator) -> None:
