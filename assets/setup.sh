@@ -22,7 +22,7 @@ fi
 stamp=.venv/.installed${extras:+-$extras}
 wanted=$(cat requirements.txt pyproject.toml | cksum)
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
-  echo "Installing the requirements into .venv (about 1 GB, some minutes the first time)"
+  echo "Installing the requirements into .venv (about 1.5 GB, some minutes the first time)"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --requirement requirements.txt --editable ".${extras:+[$extras]}"
   echo "$wanted" >"$stamp"

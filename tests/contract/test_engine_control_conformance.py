@@ -267,6 +267,23 @@ async def test_a_client_that_disconnects_frees_its_place(target: EngineTarget) -
     await target.wait_until_idle(timeout_s=10.0)
 
 
+async def test_clients_that_leave_during_control_calls_do_no_harm(target: EngineTarget) -> None:
+    async def leave(path: str, payload: dict[str, Any], after_s: float) -> None:
+        try:
+            async with asyncio.timeout(after_s):
+                await target.call("POST", path, payload)
+        except TimeoutError:
+            pass
+
+    update = {"model_path": str(target.model_dirs[0]), "weight_version": "0"}
+    calls = [("/weights_checker", {"action": "checksum"}), ("/update_weights_from_disk", update), ("/flush_cache", {})]
+    running = asyncio.create_task(target.generate(PROMPT, rid="steady-1/", **LONG))
+    await target.wait_until_running(1)
+    await asyncio.gather(*(leave(path, payload, 0.001 * step) for step in range(12) for path, payload in calls))
+    assert len((await running).output_ids) == 400
+    assert (await target.generate(PROMPT, max_new_tokens=1)).status == 200
+
+
 async def test_a_live_id_cannot_be_used_twice_but_can_be_used_again(target: EngineTarget) -> None:
     async with target.streaming(PROMPT, rid="twin-1/", **LONG) as stream:
         await stream.read_until(1)

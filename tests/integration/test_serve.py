@@ -93,7 +93,7 @@ async def test_an_engine_that_breaks_ends_serve_with_an_error(
 
     serving = asyncio.create_task(serve(config(tiny_lm.write_lm(tmp_path / "model")), memory_store))
     await up(memory_store, version=0)
-    monkeypatch.setattr(ModelRunner, "decode", broken)
+    monkeypatch.setattr(ModelRunner, "prefill", broken)
     router = RoutedClient(memory_store)
     request = GenerateRequest(rid="r", input_ids=[5], params=SamplingParams(max_new_tokens=50), deadline_s=5.0)
     with pytest.raises(EngineError):

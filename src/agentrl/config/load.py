@@ -70,8 +70,9 @@ def load_config(
     profile named in any other source. Raises ConfigError.
     """
     higher = [*_from_file(config_file, Source.FILE), *_from_environment(environ), *_from_flags(argv_flags)]
-    named = [given.value for given in higher if given.name == "profile" and given.value is not None]
-    profile = profile or (str(named[-1]) if named else None)
+    named = [given for given in higher if given.name == "profile"]
+    if profile is None and named:
+        profile = settings_index()["profile"].parse(named[-1].value, origin=named[-1].origin)
     lower = _from_file(profile_path(profile), Source.PROFILE) if profile else []
     merged = {given.name: given for given in [*lower, *higher]}
     if profile:

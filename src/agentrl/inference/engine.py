@@ -133,6 +133,8 @@ class Engine:
         result: Future[UpdateResult] = Future()
 
         def begin() -> None:
+            if not result.set_running_or_notify_cancel():
+                return
             if self._update is not None:
                 result.set_result(UpdateResult(success=False, message="Another weight update is waiting."))
                 return
@@ -175,7 +177,12 @@ class Engine:
 
     def _call(self, function: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._post(lambda: future.set_result(function()))
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():  # else the caller has left: a result would raise
+                future.set_result(function())
+
+        self._post(run)
         return future
 
     def _run(self) -> None:

@@ -233,3 +233,9 @@ def test_masked_uris_hide_any_password(password):
 def test_this_environment_has_no_unknown_settings():
     load_config(profile=None, config_file=None, environ=os.environ, argv_flags=())
     assert "profile" in known_names()
+
+
+def test_a_profile_named_in_a_file_can_be_cleared_by_a_flag(profiles, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("profile: nowhere\n")
+    assert load("--profile", "none", file=file).run.profile is None

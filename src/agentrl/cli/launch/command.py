@@ -10,18 +10,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from datetime import timedelta
 
 from rich.console import Console
-from rich.text import Text
 
 from agentrl.cli.connect import database_lock, prepared_store
 from agentrl.cli.invocation import Invocation
-from agentrl.cli.launch.laptop import needs_laptop_setup, set_up_laptop
+from agentrl.cli.launch.laptop import set_up_laptop
 from agentrl.cli.launch.live import open_view, watch
+from agentrl.cli.launch.phase import phase
 from agentrl.cli.launch.processes import Processes, database, write_config
 from agentrl.cli.launch.summary import show_summary
 from agentrl.cli.launch.supervisor import Guard, Supervisor
@@ -84,8 +83,7 @@ async def _run_to_completion(
 ) -> tuple[RunConfig, RunProgress]:
     with phase(console, "database", detail=masked_uri(uri)):
         await _first_connection(config, uri=uri, supervisor=supervisor)
-    if needs_laptop_setup(config):
-        config = await set_up_laptop(config, uri=uri, supervisor=supervisor, console=console)
+    config = await set_up_laptop(config, uri=uri, supervisor=supervisor, console=console)
     write_config(config)
     async with _open_store(config, uri=uri) as store:
         reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER)
@@ -150,13 +148,3 @@ async def _describe_run(config: RunConfig, *, store: MongoStore) -> None:
     known = await store.get_run()
     times = {} if known is not None else {"created_at": now}
     await store.put_run({"run_name": config.run.run_name, "config": masked(config), "launched_at": now, **times})
-
-
-@contextmanager
-def phase(console: Console, title: str, *, detail: str = "") -> Iterator[None]:
-    """Show that something is going on, then that it is done and how long it took."""
-    started = time.monotonic()
-    with console.status(Text(f"{title} {detail}")):
-        yield
-    seconds = f" {time.monotonic() - started:5.1f} s  "
-    console.print(Text.assemble(("✓ ", "green"), f"{title:<12}", seconds, (detail, "dim")), soft_wrap=True)
