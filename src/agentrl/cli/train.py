@@ -34,7 +34,7 @@ def run(invocation: Invocation) -> int:
     from agentrl.train.loop import train
 
     config = invocation.config
-    setup_logging("trainer", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty())
+    setup_logging("train", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty())
     heartbeat = Heartbeat(config)
     if os.environ.get("RANK", "0") == "0":
         heartbeat.start()

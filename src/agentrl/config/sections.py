@@ -27,7 +27,7 @@ class RunSection(Section):
     )
     profile: str | None = Field(None, description="Named set of defaults, e.g. `laptop` (assets/profiles/).")
     output_dir: Path = Field(Path("output"), description="Checkpoints, policies and metrics go to OUTPUT_DIR/RUN_NAME.")
-    log_dir: Path = Field(Path("logs"), description="Log files of every process.")
+    log_dir: Path = Field(Path("logs/as"), description="Log files of every process: LOG_DIR/<run>_<process>_<n>.log.")
     data_dir: Path = Field(Path("data"), description="Embedded database and cached laptop models.")
     seed: int = Field(0, description="Seed of task order, sampling fallbacks, model initialisation and data order.")
     train_file: Path | None = Field(None, description="JSONL of training tasks.")

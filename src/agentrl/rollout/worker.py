@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -113,6 +113,7 @@ class SamplerWorker:
                 task.cancel()
             await asyncio.wait(self.background, timeout=CANCEL_GRACE_S)
             await self._give_back()
+            await self.store.put_worker(replace(self._describe(), num_running=0, phase="stopped"))
 
     async def sample_until(self, stop: asyncio.Event) -> None:
         """Claim and run groups while there is capacity, enqueueing new epochs as the queue runs dry."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -171,12 +170,15 @@ class TaskQueue:
         """See TaskStore.count_tasks; CONSUMED is left out.
 
         Counting n documents costs the embedded server O(n). Counts up to 256 are exact; a larger one is reused, with
-        this process's own changes added, until it is 20 times older than it took.
+        this process's own changes added, until it is 20 times older than it took. Counted one after the other, in the
+        order of a Task's life: one that moves on meanwhile is counted twice rather than not at all, so admission errs
+        on the safe side.
         """
-        counters = [self._counter(split, status) for status in _COUNTED]
-        due = [(counter, status) for counter, status in zip(counters, _COUNTED, strict=True) if counter.is_due]
-        await asyncio.gather(*(self._refresh(counter, split, status) for counter, status in due))
-        return {status: counter.value for status, counter in zip(_COUNTED, counters, strict=True)}
+        counters = {status: self._counter(split, status) for status in _COUNTED}
+        for status, counter in counters.items():
+            if counter.is_due:
+                await self._refresh(counter, split, status)
+        return {status: counter.value for status, counter in counters.items()}
 
     async def _refresh(self, counter: _Counter, split: str, status: TaskStatus) -> None:
         started = time.monotonic()

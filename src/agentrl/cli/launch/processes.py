@@ -58,7 +58,7 @@ class Processes:
             name="trainer",
             argv=command,
             environ=self._environment(threads=train.train_threads),
-            log_path=log_path(self.config, "trainer", 0),
+            log_path=log_path(self.config, "train", 0),
             stop_stage=SAMPLERS_STOP,
             ends_run=True,
         )
