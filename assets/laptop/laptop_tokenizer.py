@@ -1,17 +1,17 @@
 r"""The tokenizer of the laptop model: bytes, the words of its little world, and one token per chat or tool tag.
 
-A model of a fifth of a million parameters learns to copy only if copying is an identity map. So a digit, an operator and
-a letter of a name are one token each wherever they stand, and the fixed parts of a tool call are one token each:
+A tiny model learns to copy if copying is an identity map. So a name, an operand and an operator are one token each
+wherever they stand (a longer number is cut after every second digit), and so are the fixed parts of a tool call:
 
-    <tool_call> |\n{"name": "| calculator |", "arguments": {"| expression |": "| 3 | 7 | * | 2 | 4 |"}}\n| </tool_call>
+    <tool_call> |\n{"name": "| calculator |", "arguments": {"| expression |": "| 37 | * | 24 |"}}\n| </tool_call>
 
-The base vocabulary is the 256 bytes plus `PIECES`; every text is representable and decodes to itself. Tags are added
-tokens, outside the base vocabulary: encoding a text without them (`ChatFormat.encode_text`) can never produce one.
+The base vocabulary is the 256 bytes, `ROLE_PIECES`, `CALL_PIECES`, `WORDS` and names; every text is representable and
+decodes to itself. Tags are added tokens, outside the base vocabulary: encoding a text without them
+(`ChatFormat.encode_text`) can never produce one.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +25,10 @@ TEXT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>
 CALL_PIECES = ('\n{"name": "', '", "arguments": {"', '": "', '"}}\n')
 ROLE_PIECES = ("system\n", "user\n", "assistant\n")
 WORDS = (
-    *("Tools", "What", "How", "Put", "The", "Error", " is", " many", " has", " the", " answer", " in", " a", " box"),
-    *(" plus", " of", " and", " no", " result", " results", " found", " search", " calculator"),
+    *("Tools", "What", "How", "Put", " is", " many", " has", " plus", " the", " answer", " in", " a", " box"),
+    *(" was", " born", " and", " works", " at", " city", " firm", " with", " mayor", " boss", " bridges", " trucks"),
+    *(" calculator", " search", "calculator", "expression", "search", "query", "unknown", "boxed"),
     *(f"{number:02d}" for number in range(100)),
-    *("calculator", "expression", "search", "query", "unknown", "boxed"),
 )
 CONTEXT_LENGTH = 1024
 
@@ -45,11 +45,7 @@ CHAT_TEMPLATE = """\
   {%- set notes.text = messages[0].content | trim -%}
 {%- endif -%}
 {%- if tools -%}
-  {%- set names -%}
-    {%- for tool in tools -%}
-      {{- "" if loop.first else ", " -}}{{- (tool.function or tool).name -}}
-    {%- endfor -%}
-  {%- endset -%}
+  {%- set names = tools | map(attribute="function.name") | sort | join(", ") -%}
   {%- set notes.text = notes.text + ("\\n" if notes.text else "") + "Tools: " + names -%}
 {%- endif -%}
 {%- if notes.text -%}
@@ -69,10 +65,10 @@ CHAT_TEMPLATE = """\
   {%- elif message.role == "assistant" -%}
     {{- "<|im_start|>assistant\\n" + (message.content or "") -}}
     {%- for call in message.tool_calls or [] -%}
-      {%- set function = call.function or call -%}
       {{- "\\n" if message.content or not loop.first else "" -}}
-      {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' -}}
-      {{- function.arguments if function.arguments is string else function.arguments | tojson -}}
+      {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+      {%- set arguments = call.function.arguments -%}
+      {{- arguments if arguments is string else arguments | tojson -}}
       {{- "}\\n</tool_call>" -}}
     {%- endfor -%}
     {{- "<|im_end|>\\n" -}}
@@ -86,8 +82,8 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(*, names: Sequence[str] = ()) -> Tokenizer:
-    """The tokenizer as an object. Ids: the 256 bytes, then pieces and words, then tags."""
+def build_tokenizer(*, names: Sequence[str]) -> Tokenizer:
+    """The tokenizer as an object. Ids: the 256 bytes, then pieces, words and `names`, then tags."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pieces = dict.fromkeys([*ROLE_PIECES, *CALL_PIECES, *WORDS, *names])
     base = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -103,10 +99,10 @@ def build_tokenizer(*, names: Sequence[str] = ()) -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(directory: Path) -> Tokenizer:
+def write_tokenizer(directory: Path, *, names: Sequence[str]) -> Tokenizer:
     """Write what `AutoTokenizer` and `tokenizers` load: tokenizer.json, tokenizer_config.json, chat_template.jinja."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(names=names)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -118,14 +114,3 @@ def write_tokenizer(directory: Path) -> Tokenizer:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     return tokenizer
-
-
-def main() -> None:
-    """Command line: write the tokenizer directory."""
-    parser = argparse.ArgumentParser(description="Write the laptop model's tokenizer.")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write to")
-    write_tokenizer(parser.parse_args().out)
-
-
-if __name__ == "__main__":
-    main()

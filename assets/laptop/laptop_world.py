@@ -1,37 +1,37 @@
-"""The little world the laptop model lives in: problems whose answer needs one to three tool calls, and a flawed agent.
+"""The little world the laptop model lives in: problems whose answer needs one to three tool calls.
 
     What is 37*24?                     calculator("37*24") -> 888
     What is (37+24)*3?                 calculator("37+24") -> 61, calculator("61*3") -> 183
-    How many bridges has Emba?         search("Emba") -> "Emba has 42 bridges." -> 42
+    How many bridges has Emba?         search("Emba") -> "Emba is a city ... Emba has 42 bridges." -> 42
     How many bridges has Emba plus 7?  search("Emba"), calculator("42+7") -> 49
 
-Problems are drawn from one of two disjoint halves of the world: the innermost operand pair, or the entity, decides
-whether a problem may be trained on or is held out. Everything follows from the seed.
+The world has two halves that share no innermost operand pair and no entity: one to train on, one held out. Everything
+follows from the random generator that is passed in.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from agentrl.tools.servers.calculator import evaluate
+from agentrl.tools.servers.search import BUNDLED_CORPUS, SearchIndex, load_corpus
 
 MAX_OPERAND = 99
-MAX_VALUE = 9999
+MAX_VALUE = 999  # of results: a number is at most two tokens, see laptop_tokenizer
+OPERATORS = ("+", "-", "*")
 HELD_OUT_PART = 5  # one in so many operand pairs and entities is held out
-OPERATORS: Mapping[str, Callable[[int, int], int]] = {
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
-}
 BOXED_PROMPT = "Put the answer in a box."
+NUMBER = re.compile(r"\d+")
+
+_COUNT = re.compile(r"([A-Z][a-z]+) has (\d+) ([a-z]+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """One tool call of the shortest solution. `{previous}` in the argument is the number the last call gave."""
+    """One tool call of the shortest solution. `{previous}` in the argument is the number the call before gave."""
 
     tool: str
     argument: str
@@ -49,93 +49,134 @@ class Problem:
     query: str
     answer: str
     calls: tuple[PlannedCall, ...]
-    boxed: bool  # answered as \\boxed{...} and graded by `math`, else <answer>...</answer> and `em`
+    source: str  # "37,24" or the entity: what decides whether the problem is held out
+    is_boxed: bool  # asks for \boxed{...} instead of <answer>...</answer>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Which problems, and how often."""
+    """How often which problem is drawn."""
 
-    search: float = 0.12
-    search_calculator: float = 0.0
-    hops: tuple[float, float, float] = (0.4, 0.4, 0.2)  # calculator problems with one, two and three operations
-    boxed: float = 0.1  # of calculator problems
+    search: float  # share of problems
+    search_calculator: float  # share of problems
+    boxed: float  # share of calculator problems
+    operations: tuple[float, float, float]  # weights of calculator problems with one, two and three operations
+
+
+TASK_MIX = Mix(search=0.06, search_calculator=0.06, boxed=0.1, operations=(0.5, 0.38, 0.12))
+
+
+class Tools:
+    """The bundled tool servers without the servers: the same functions, for demonstrations and for known facts."""
+
+    def __init__(self) -> None:
+        documents = load_corpus(BUNDLED_CORPUS)
+        self._index = SearchIndex(documents)
+        self._texts = [document["text"] for document in documents]
+
+    def call(self, tool: str, argument: str) -> str:
+        """What the server would answer. Raises what its function raises."""
+        return evaluate(argument) if tool == "calculator" else self._index.search(argument, top_k=1, max_chars=4000)
+
+    def counts(self) -> dict[str, tuple[str, int]]:
+        """Entity -> (what it has, how many), of every entity that has something to count."""
+        found = [match for text in self._texts if (match := _COUNT.search(text))]
+        return {match[1]: (match[3], int(match[2])) for match in found}
+
+    def names(self) -> list[str]:
+        """Every name in the corpus, sorted."""
+        return sorted({name for text in self._texts for name in re.findall(r"[A-Z][a-z]+", text)})
 
 
 class World:
-    """Draws problems from one half of the operand pairs and entities, and answers tool calls as the servers do."""
+    """Draws problems from one half of the world."""
 
-    def __init__(self, facts: Mapping[str, tuple[str, int]], *, held_out: bool, mix: Mix = Mix()) -> None:
-        self._facts = facts
-        self._entities = [name for index, name in enumerate(sorted(facts)) if (index % HELD_OUT_PART == 0) == held_out]
-        self._held_out = held_out
+    def __init__(self, counts: Mapping[str, tuple[str, int]], *, is_held_out: bool, mix: Mix) -> None:
+        self._counts = counts
+        self._is_held_out = is_held_out
         self._mix = mix
+        self._entities = [
+            name for index, name in enumerate(sorted(counts)) if (index % HELD_OUT_PART == 0) == is_held_out
+        ]
 
     def draw(self, rng: random.Random) -> Problem:
         """One problem."""
         share = rng.random()
+        if share < self._mix.search:
+            return self._draw_search(rng)
         if share < self._mix.search + self._mix.search_calculator:
-            return self._draw_search(rng, chained=share >= self._mix.search)
+            return self._draw_search_calculator(rng)
         return self._draw_calculator(rng)
 
     def _draw_calculator(self, rng: random.Random) -> Problem:
-        hops = rng.choices((1, 2, 3), weights=self._mix.hops)[0]
         left, right = self._draw_pair(rng)
-        operator = _fitting_operator(left, right, rng)
-        value = OPERATORS[operator](left, right)
-        text = f"{left}{operator}{right}"
+        text, value = _apply_one(str(left), left, right, rng=rng)
         calls = [PlannedCall(tool="calculator", argument=text)]
-        for _ in range(hops - 1):
-            right = rng.randint(1, MAX_OPERAND)
-            operator = _fitting_operator(value, right, rng)
-            text = f"({text}){operator}{right}"
-            value = OPERATORS[operator](value, right)
-            calls.append(PlannedCall(tool="calculator", argument=f"{{previous}}{operator}{right}"))
-        boxed = rng.random() < self._mix.boxed
+        for _ in range(rng.choices((0, 1, 2), weights=self._mix.operations)[0]):
+            operand = rng.randint(1, MAX_OPERAND)
+            text, value = _apply_one(f"({text})", value, operand, rng=rng)
+            calls.append(PlannedCall(tool="calculator", argument="{previous}" + text.rpartition(")")[2]))
         return Problem(
-            kind="calculator", query=f"What is {text}?", answer=str(value), calls=tuple(calls), boxed=boxed
+            kind="calculator",
+            query=f"What is {text}?",
+            answer=str(value),
+            calls=tuple(calls),
+            source=f"{left},{right}",
+            is_boxed=rng.random() < self._mix.boxed,
         )
 
     def _draw_pair(self, rng: random.Random) -> tuple[int, int]:
         while True:
             left, right = rng.randint(1, MAX_OPERAND), rng.randint(1, MAX_OPERAND)
-            if is_held_out(left, right) == self._held_out:
+            if is_pair_held_out(left, right) == self._is_held_out:
                 return left, right
 
-    def _draw_search(self, rng: random.Random, *, chained: bool) -> Problem:
+    def _draw_search(self, rng: random.Random) -> Problem:
         name = rng.choice(self._entities)
-        noun, value = self._facts[name]
-        calls = [PlannedCall(tool="search", argument=name)]
-        query = f"How many {noun} has {name}?"
-        if chained:
-            right = rng.randint(1, MAX_OPERAND)
-            value += right
-            query = f"How many {noun} has {name} plus {right}?"
-            calls.append(PlannedCall(tool="calculator", argument=f"{{previous}}+{right}"))
-        kind = "search_calculator" if chained else "search"
-        return Problem(kind=kind, query=query, answer=str(value), calls=tuple(calls), boxed=False)
+        noun, count = self._counts[name]
+        return Problem(
+            kind="search",
+            query=f"How many {noun} has {name}?",
+            answer=str(count),
+            calls=(PlannedCall(tool="search", argument=name),),
+            source=name,
+            is_boxed=False,
+        )
+
+    def _draw_search_calculator(self, rng: random.Random) -> Problem:
+        name = rng.choice(self._entities)
+        noun, count = self._counts[name]
+        operand = rng.randint(1, MAX_OPERAND)
+        calls = (
+            PlannedCall(tool="search", argument=name),
+            PlannedCall(tool="calculator", argument=f"{{previous}}+{operand}"),
+        )
+        return Problem(
+            kind="search_calculator",
+            query=f"How many {noun} has {name} plus {operand}?",
+            answer=str(count + operand),
+            calls=calls,
+            source=name,
+            is_boxed=False,
+        )
 
 
-def is_held_out(left: int, right: int) -> bool:
-    """Whether an operand pair belongs to the held-out half. Every digit occurs in both halves."""
+def is_pair_held_out(left: int, right: int) -> bool:
+    """Whether an operand pair belongs to the held-out half. Every operand occurs in both halves, on either side."""
     return (7 * left + 3 * right) % HELD_OUT_PART == 0
 
 
-def _fitting_operator(left: int, right: int, rng: random.Random) -> str:
-    fitting = [name for name, apply in OPERATORS.items() if 0 <= apply(left, right) <= MAX_VALUE]
-    return rng.choice(fitting)
+def draw_distinct(world: World, count: int, *, rng: random.Random) -> Sequence[Problem]:
+    """Problems with `count` different questions."""
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
+        problem = world.draw(rng)
+        problems.setdefault(problem.query, problem)
+    return list(problems.values())
 
 
-def load_facts(corpus: Path) -> dict[str, tuple[str, int]]:
-    """Entity -> what it has and how many of it, from the bundled search corpus."""
-    facts = {}
-    for line in corpus.read_text(encoding="utf-8").splitlines():
-        found = re.search(r"([A-Z][a-z]+) has (\d+) ([a-z]+)\.", json.loads(line)["text"])
-        if found:
-            facts[found[1]] = (found[3], int(found[2]))
-    return facts
-
-
-def load_names(corpus: Path) -> list[str]:
-    """Every capitalised word of the corpus, sorted."""
-    return sorted(set(re.findall(r"[A-Z][a-z]+", corpus.read_text(encoding="utf-8"))))
+def _apply_one(text: str, left: int, right: int, *, rng: random.Random) -> tuple[str, int]:
+    """`text` with one more operation whose value is in bounds, and that value."""
+    values = {operator: int(evaluate(f"{left}{operator}{right}")) for operator in OPERATORS}
+    operator = rng.choice([operator for operator, value in values.items() if 0 <= value <= MAX_VALUE])
+    return f"{text}{operator}{right}", values[operator]

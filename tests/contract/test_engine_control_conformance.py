@@ -183,9 +183,10 @@ async def test_health_is_503_while_paused(target: EngineTarget) -> None:
     assert (await target.call("GET", "/health_generate")).status == 200
     await target.call("POST", "/pause_generation", {"mode": "retract"})
     assert (await target.call("GET", "/health")).status == 503
-    assert (await target.call("GET", "/ready")).status == 200
+    assert (await target.call("GET", "/ready")).status == 503
     await target.call("POST", "/continue_generation", {})
     assert (await target.call("GET", "/health")).status == 200
+    assert (await target.call("GET", "/ready")).status == 200
 
 
 async def test_an_unknown_pause_mode_is_refused(target: EngineTarget) -> None:
@@ -326,8 +327,14 @@ async def test_impossible_requests_are_refused(target: EngineTarget) -> None:
     assert isinstance(too_long.body["error"]["message"], str)
     for sampling in ({"temperature": -1}, {"top_p": 0}, {"top_k": -3}, {"min_p": 2}, {"frequency_penalty": 9}):
         assert (await target.generate(PROMPT, **sampling)).status == 400, sampling
-    both = await target.call("POST", "/generate", {"input_ids": PROMPT, "text": "w5"})
-    assert both.status == 400
+    neither = await target.call("POST", "/generate", {"sampling_params": {"max_new_tokens": 2}})
+    assert neither.status == 400
+
+
+async def test_ids_win_over_text(target: EngineTarget) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 2}
+    both = await target.call("POST", "/generate", {"input_ids": PROMPT, "text": "w5", "sampling_params": sampling})
+    assert both.body["meta_info"]["prompt_tokens"] == len(PROMPT)
 
 
 async def test_unknown_top_level_keys_are_ignored(target: EngineTarget) -> None:

@@ -55,11 +55,21 @@ for name, seed in (("a", 1), ("b", 2)):
     tiny_lm.write_lm(Path(sys.argv[1]) / name, seed=seed)
 PYTHON
 
-"$venv/bin/python" tests/sglang/launch_cpu.py --model-path "$work/a" --device cpu --attention-backend torch_native \
+setsid "$venv/bin/python" tests/sglang/launch_cpu.py --model-path "$work/a" --device cpu --attention-backend torch_native \
   --dtype float32 --host 127.0.0.1 --port "$port" --max-total-tokens 20000 --max-running-requests 16 \
   --context-length 512 --disable-overlap-schedule --weight-version 0 >"$work/server.log" 2>&1 &
 server=$!
-trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true' EXIT
+
+# SGLang's own shutdown can wait a minute for core dumps; the server leads a process group of its own.
+stop_server() {
+  kill -TERM "$server" 2>/dev/null || return 0
+  for _ in {1..50}; do
+    kill -0 "$server" 2>/dev/null || break
+    sleep 0.2
+  done
+  kill -KILL -- "-$server" 2>/dev/null || true
+}
+trap stop_server EXIT
 
 echo "Waiting for SGLang at port $port (log: $work/server.log)"
 deadline=$((SECONDS + start_timeout_s))

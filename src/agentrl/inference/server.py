@@ -62,6 +62,7 @@ class EngineServer:
     """The routes. Lives in one event loop; the engine runs in its own thread."""
 
     def __init__(self, engine: Engine, *, tokenizer: Tokenizer) -> None:
+        self._was_healthy = True
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = ModelLimits(vocab_size=engine.vocab_size, context_length=engine.settings.context_length)
@@ -362,7 +363,8 @@ class EngineServer:
 
     async def _health(self, _request: web.Request) -> web.Response:
         stats = await self._control(self._engine.stats())
-        return web.Response(status=503 if stats.is_paused else 200)
+        self._was_healthy = not stats.is_paused
+        return web.Response(status=200 if self._was_healthy else 503)
 
     async def _health_generate(self, request: web.Request) -> web.StreamResponse:
         health = await self._health(request)
@@ -387,7 +389,8 @@ class EngineServer:
         return web.Response()
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        return web.Response(status=503 if self._engine.has_stopped else 200)
+        is_ready = self._was_healthy and not self._engine.has_stopped  # SGLang, too, remembers the last health check
+        return web.Response(status=200 if is_ready else 503)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         text = string_field(await json_object(request), "prompt", required=True) or ""

@@ -112,9 +112,9 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, limits: ModelLimits) -> G
 
 def _inputs(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[list[int]], bool]:
     ids, text = body.get("input_ids"), body.get("text")
-    if (ids is None) == (text is None):
-        raise RequestRefusedError("Either text or input_ids should be provided, and not both.")
-    if text is not None:
+    if ids is None and text is None:
+        raise RequestRefusedError("Either text or input_ids should be provided.")
+    if ids is None:  # with both, SGLang takes the ids
         texts = text if isinstance(text, list) else [text]
         if not texts or any(not isinstance(item, str) for item in texts):
             raise RequestRefusedError("text must be a string or a list of strings", shape=ErrorShape.VALIDATION)

@@ -36,6 +36,7 @@ from agentrl.cli.tasks import generate_laptop_tasks
 from agentrl.config import RunConfig
 from agentrl.config.load import ASSETS_DIR, ENVIRONMENT_PREFIX, load_config
 from agentrl.protocols import TrainStore
+from agentrl.tools.servers import search
 from agentrl.types import DBRecordData
 
 LAPTOP_PROFILE = "laptop"
@@ -65,7 +66,8 @@ async def set_up_laptop(config: RunConfig, *, uri: str, supervisor: Supervisor, 
 def start_model_key(seed: int) -> str:
     """Hash of all the start model is made from."""
     digest = hashlib.sha256(str(seed).encode())
-    inputs = [*(ASSETS_DIR / "laptop").rglob("*.py"), ASSETS_DIR / "profiles" / f"{START_PROFILE}.yml"]
+    profile = ASSETS_DIR / "profiles" / f"{START_PROFILE}.yml"
+    inputs = [*(ASSETS_DIR / "laptop").rglob("*.py"), profile, Path(search.__file__).with_name("corpus.jsonl")]
     for path in sorted(inputs):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
