@@ -73,6 +73,7 @@ class EngineTarget:
             await client.continue_generation()
             await client.abort_all()
             await self.wait_until_idle()
+            await client.flush_cache()  # waits for what is left of aborted requests
             await client.update_weights_from_disk(str(self.model_dirs[0]), version="0")
             await client.flush_cache()
 
