@@ -91,7 +91,7 @@ def _library(name: str) -> Finding:
 
 
 def _hardware(config: RunConfig) -> Iterator[Finding]:
-    cores = len(psutil.Process().cpu_affinity())
+    cores = psutil.cpu_count() or 1
     few = "one core: the laptop example takes about twice as long" if cores < 2 else ""
     yield Finding(subject="cores", verdict=Verdict.NOTE if few else Verdict.OK, found=str(cores), advice=few)
     memory = psutil.virtual_memory().available / 1e9

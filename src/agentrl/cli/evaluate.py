@@ -148,21 +148,25 @@ async def _until_served(fleet: Store, *, version: PolicyVersion, supervisor: Sup
 
 
 def _table(reports: Sequence[EvaluationReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("policy", "score", "", "tasks", "failed", "tool calls", "tokens"):
-        table.add_column(column, justify="right")
-    kinds = sorted({kind for report in reports for kind in report.score_by_kind})
-    for kind in kinds:
-        table.add_column(kind, justify="right")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
     for report in reports:
-        table.add_row(
-            f"v{report.policy_version}",
-            f"[bold]{report.score:.3f}[/]",
-            f"± {report.standard_error:.3f}",
-            str(report.num_tasks),
-            str(report.num_failed),
-            f"{report.mean_tool_calls:.2f}",
-            f"{report.mean_completion_tokens:.0f}",
-            *(f"{report.score_by_kind[kind]:.3f}" if kind in report.score_by_kind else "-" for kind in kinds),
-        )
+        table.add_column(f"policy v{report.policy_version}", justify="right")
+    rows: list[tuple[str, list[str]]] = [
+        ("score", [f"{r.score:.3f} ± {r.standard_error:.3f}" for r in reports]),
+        ("tasks", [str(r.num_tasks) for r in reports]),
+        ("failed records", [str(r.num_failed) for r in reports]),
+        ("tool calls", [f"{r.mean_tool_calls:.2f}" for r in reports]),
+        ("sampled tokens", [f"{r.mean_completion_tokens:.0f}" for r in reports]),
+    ]
+    kinds = sorted({kind for report in reports for kind in report.score_by_kind})
+    rows += [(f"score: {kind}", [_number(report.score_by_kind.get(kind)) for report in reports]) for kind in kinds]
+    reasons = sorted({reason for report in reports for reason in report.stop_reasons})
+    rows += [(f"stopped: {reason}", [str(r.stop_reasons.get(reason, 0)) for r in reports]) for reason in reasons]
+    for label, values in rows:
+        table.add_row(label, *values, style="bold" if label == "score" else "")
     return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

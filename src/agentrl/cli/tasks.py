@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import uvloop
@@ -36,8 +38,8 @@ def run(invocation: Invocation) -> int:
     config = invocation.config
     console = Console()
     if invocation.arguments.action == "generate":
-        generate_laptop_tasks(config)
-        console.print(f"wrote {config.run.train_file} and {config.run.eval_file}")
+        written = generate_laptop_tasks(config)
+        console.print(f"wrote {' and '.join(map(str, written)) or 'nothing: both files are there'}", soft_wrap=True)
         return 0
     if "run_name" not in config.run.model_fields_set:
         raise ConfigError("RUN_NAME is missing: agentrl tasks load RUN_NAME --train_file tasks.jsonl")
@@ -62,17 +64,23 @@ def _train_file(config: RunConfig) -> Path:
     return config.run.train_file
 
 
-def generate_laptop_tasks(config: RunConfig) -> None:
-    """Write the laptop profile's train_file and eval_file. Same seed, same files."""
-    if config.run.train_file is None or config.run.eval_file is None:
+def generate_laptop_tasks(config: RunConfig) -> list[Path]:
+    """Write the laptop profile's train_file and eval_file where they are missing; returns what was written.
+
+    Same seed, same files. A file that is there is left alone: it may be the user's own.
+    """
+    wanted = {"--train_file": config.run.train_file, "--eval_file": config.run.eval_file}
+    if None in wanted.values():
         raise ConfigError("train_file and eval_file are not set: give both, or --profile laptop")
-    subprocess.run(
-        [
-            sys.executable, str(GENERATOR), "--train_file", str(config.run.train_file),
-            "--eval_file", str(config.run.eval_file), "--seed", str(config.run.seed),
-        ],
-        check=True,
-    )  # fmt: skip
+    missing = {flag: path for flag, path in wanted.items() if path is not None and not path.is_file()}
+    with tempfile.TemporaryDirectory() as folder:
+        made = {flag: Path(folder) / f"{flag.lstrip('-')}.jsonl" for flag in wanted}
+        files = [token for flag, path in made.items() for token in (flag, str(path))]
+        subprocess.run([sys.executable, str(GENERATOR), *files, "--seed", str(config.run.seed)], check=True)
+        for flag, path in missing.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(made[flag], path)
+    return list(missing.values())
 
 
 async def _load(config: RunConfig) -> tuple[int, int]:

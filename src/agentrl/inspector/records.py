@@ -14,19 +14,17 @@ ANSWER_WIDTH = 32
 
 
 def render_records(records: Sequence[Record]) -> RenderableType:
-    """One line per Record, in the order given."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    """One line per Record, in the order given; fits 80 columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("record", no_wrap=True)
-    table.add_column("status")
-    table.add_column("stop")
+    table.add_column("outcome", no_wrap=True)
     for column in ("score", "turns", "tools", "prompt", "sampled"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("answer", no_wrap=True, max_width=ANSWER_WIDTH)
     for record in records:
         table.add_row(
             record.id,
-            record.status.value,
-            record.stop_reason.value if record.stop_reason else "",
+            record.stop_reason.value if record.stop_reason else record.status.value,
             score_text(record.score),
             str(len(record.turn_ids)),
             str(record.num_tool_calls),

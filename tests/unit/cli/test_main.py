@@ -101,3 +101,16 @@ def test_an_importable_trainer_and_engine_command_start_light_too():
     code = "import sys, agentrl.cli.train, agentrl.cli.serve; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_laptop_tasks_can_be_generated_and_are_the_same_every_time(capsys, tmp_path):
+    def generate(name: str) -> str:
+        files = ["--train_file", f"{name}/t.jsonl", "--eval_file", f"{name}/e.jsonl"]
+        code, out, _ = run(capsys, "tasks", "generate", *files)
+        assert code == 0
+        assert "t.jsonl" in out
+        return (tmp_path / name / "t.jsonl").read_text() + (tmp_path / name / "e.jsonl").read_text()
+
+    assert generate("a") == generate("b")
+    code, out, _ = run(capsys, "tasks", "generate", "--train_file", "a/t.jsonl", "--eval_file", "a/e.jsonl")
+    assert (code, out) == (0, "wrote nothing: both files are there\n")

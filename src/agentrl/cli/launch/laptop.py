@@ -83,7 +83,8 @@ async def _build_start_model(
     config: RunConfig, *, folder: Path, uri: str, supervisor: Supervisor, console: Console
 ) -> None:
     build_dir = folder.with_name(f"{folder.name}.build")
-    console.print("building a start model (once, a minute or two): a tiny model learns from a flawed teacher")
+    message = "building a start model (once, a minute or two): a tiny model learns from a flawed teacher"
+    console.print(message, soft_wrap=True)
     with phase(console, "teacher", detail="random weights and demonstrations"):
         await supervisor.run_once(_builder(config, build_dir=build_dir))
     start = _start_config(config, folder=folder, build_dir=build_dir, uri=uri)
@@ -91,7 +92,7 @@ async def _build_start_model(
     store = await prepared_store(start)
     try:
         with phase(console, "demos", detail=f"into database {start.run.run_name}"):
-            await _insert_demonstrations(store, path=build_dir / "demonstrations.jsonl")
+            await insert_demonstrations(store, path=build_dir / "demonstrations.jsonl")
         reader = ProgressReader(store=store, config=start, forget_after=FORGET_AFTER)
         with phase(console, "cold start", detail=f"{start.train.max_steps} steps") as status:
             training = supervisor.run_once(Processes(config=start, uri=uri, environ=os.environ).trainer())
@@ -126,7 +127,8 @@ def _start_config(config: RunConfig, *, folder: Path, build_dir: Path, uri: str)
     return load_config(profile=START_PROFILE, config_file=None, environ={}, argv_flags=tokens)
 
 
-async def _insert_demonstrations(store: TrainStore, *, path: Path) -> None:
+async def insert_demonstrations(store: TrainStore, *, path: Path) -> None:
+    """Put the builder's rows into the database; rows that are there already are left alone."""
     rows = _read_rows(path)
     for start in range(0, len(rows), INSERT_ROWS):
         await store.insert_sequences([_supervised_row(row) for row in rows[start : start + INSERT_ROWS]])
