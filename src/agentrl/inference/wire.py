@@ -115,7 +115,7 @@ def _inputs(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[list[in
     if ids is None and text is None:
         raise RequestRefusedError("Either text or input_ids should be provided.")
     if ids is None:  # with both, SGLang takes the ids
-        texts = text if isinstance(text, list) else [text]
+        texts: list[Any] = text if isinstance(text, list) else [text]
         if not texts or any(not isinstance(item, str) for item in texts):
             raise RequestRefusedError("text must be a string or a list of strings", shape=ErrorShape.VALIDATION)
         return [list(tokenizer.encode(item)) for item in texts], isinstance(text, list)
