@@ -6,4 +6,4 @@ extras=dev
 source "$(dirname "${BASH_SOURCE[0]}")/../assets/setup.sh"
 
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-exec .venv/bin/python -m pytest "$@"
+exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"

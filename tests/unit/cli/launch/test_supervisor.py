@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,18 @@ from agentrl.cli.launch.supervisor import ChildFailedError, ChildSpec, Guard, Su
 
 DEADLINE_S = 20.0
 WAITS = "import signal; print('up', flush=True); signal.pause()"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_child_is_left_over() -> Iterator[None]:
+    """Whatever these tests start, they also end; other modules' servers may be running."""
+    before = living_children()
+    yield
+    assert living_children() - before == set()
+
+
+def living_children() -> set[int]:
+    return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
 
 
 def make_spec(tmp_path: Path, code: str, *, name: str = "child", stage: int = 0, ends_run: bool = False) -> ChildSpec:
@@ -222,7 +235,3 @@ def test_children_get_one_sleeping_compute_thread_and_none_of_the_users_settings
     assert environ["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "AGENTRL_MAX_STEPS" not in environ
     assert environ["PATH"].endswith("/bin")
-
-
-def test_this_process_has_no_children_left_over():
-    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
