@@ -98,8 +98,9 @@ def make_turn(
         version_spans=(VersionSpan(version=version, start=0, end=len(completion_ids)),),
         finish_reason=finish_reason,
     )
+    again = f".{record.attempt}" if record.attempt > 1 else ""
     model = DispatchedSamplingTask(
-        id=f"{record.id}/{index}.{record.fence}",
+        id=f"{record.id}/{index}.{record.fence}{again}",
         record_id=record.id,
         task_id=record.task_id,
         turn=index,

@@ -18,6 +18,7 @@ class ScriptedEngine:
     """Stands where an engine would, for tests of what surrounds one."""
 
     def __init__(self, model_dir: Path, script: Script, *, version: int = 0) -> None:
+        self.model_dir = model_dir
         self.tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         self.script = script
         self.version = version

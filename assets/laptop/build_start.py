@@ -30,7 +30,7 @@ from agentrl.types import ToolSpec
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
 
-NUM_DEMONSTRATIONS = 14_000
+NUM_DEMONSTRATIONS = 18_000
 HIDDEN_SIZE = 96
 NUM_LAYERS = 2
 NUM_HEADS = 2
@@ -93,7 +93,7 @@ def build_model(tokenizer: Tokenizer, *, seed: int) -> Qwen3ForCausalLM:
     """A Qwen3 with random weights whose attention starts as a copying machine.
 
     In every layer the value projection is a random rotation and the output projection its inverse: a head passes on
-    what it looks at, unchanged. Learning to copy is then learning where to look, which takes a third of the steps.
+    what it looks at, unchanged. Learning to copy is then learning where to look, which takes far fewer steps.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

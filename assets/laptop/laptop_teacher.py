@@ -29,7 +29,7 @@ ARGUMENT_NAMES = {"calculator": "expression", "search": "query"}
 class Flaws:
     """Probabilities of the teacher's bad decisions."""
 
-    gives_up: float = 0.45  # answers "unknown" without a call
+    gives_up: float = 0.5  # answers "unknown" without a call
     stops_early: float = 0.3  # after each call but the last: answers with what it has
     starts_wrong: float = 0.15  # problems of several operations: applies the second one to the first operands
     forgets_box: float = 0.4  # writes <answer> where a box was asked for
@@ -105,7 +105,7 @@ class Teacher:
 
     def _drill_word(self) -> str:
         """A name, an operand, or a number as long as results are."""
-        kind = self._rng.choices(("name", "operand", "result", "longer"), weights=(20, 35, 22, 23))[0]
+        kind = self._rng.choices(("name", "operand", "result", "longer"), weights=(30, 30, 20, 20))[0]
         if kind == "name":
             return self._rng.choice(self._names)
         low, high = {"operand": (1, MAX_OPERAND), "result": (100, 999), "longer": (100, LARGEST_DRILLED)}[kind]

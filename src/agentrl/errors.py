@@ -4,7 +4,9 @@ AgentRLError
 ├── UserError               the user can fix it: printed as one line, exit code 2, no traceback
 │   ├── ConfigError         a setting is unknown, impossible or contradicts another
 │   ├── DatasetError        a task file has bad lines; lists them
+│   ├── ArchiveError        an export file is damaged or unknown, or its target is in use
 │   └── UnavailableError    a service, file, port or program that was asked for is not there
+│       └── DatabaseUnavailableError    no database answers; it may be restarting: exit code 1
 ├── StoreError              the database refused or lost an operation
 │   └── StaleClaimError     the writer's lease was taken over; its late work must be dropped
 ├── EngineError             the inference service failed, with a kind the caller can act on
@@ -34,8 +36,16 @@ class DatasetError(UserError, ValueError):
     """A task file cannot be used; nothing of it was loaded."""
 
 
+class ArchiveError(UserError):
+    """An export file cannot be written or is not one, or the run it should go to holds documents already."""
+
+
 class UnavailableError(UserError):
     """A database, server, model directory, port or program is not there."""
+
+
+class DatabaseUnavailableError(UnavailableError):
+    """No database answers at the address given. Its own exit code: a supervisor may try again."""
 
 
 class StoreError(AgentRLError):

@@ -7,17 +7,20 @@ All store methods are safe to repeat after a lost reply: ids decide, so the seco
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from agentrl.types import (
     DBRecordData,
+    DispatchedSamplingTask,
     GenerateReply,
     GenerateRequest,
     GroupSettlement,
     InferenceService,
     PolicyVersion,
     Record,
+    SequenceSummary,
     SettledGroup,
     Task,
     TaskClaim,
@@ -64,7 +67,8 @@ class TaskStore(Protocol):
     async def open_records(self, claim: TaskClaim) -> list[Record]:
         """All Records of the group under this claim's fence: created where missing, taken over where unfinished.
 
-        Final Records come back as they are. Raises StaleClaimError if the claim was lost.
+        Finished Records come back as they are, failed ones under this fence, for `reopen_record`. Raises
+        StaleClaimError if the claim was lost.
         """
         ...
 
@@ -78,6 +82,13 @@ class TaskStore(Protocol):
 
     async def finish_record(self, record: Record) -> None:
         """Write the final header (status, stop reason, answer, score). Raises StaleClaimError."""
+        ...
+
+    async def reopen_record(self, record: Record) -> Record:
+        """Start a failed Record over as attempt n + 1, without turns; the failed header is copied to Quarantine.
+
+        Returns the new header. Raises StaleClaimError, or StoreError if attempt n of the Record is not failed.
+        """
         ...
 
     async def settle_task(
@@ -126,7 +137,10 @@ class TrainStore(Protocol):
         ...
 
     async def commit_step(self, step: TrainStep) -> None:
-        """Complete the ledger entry (metrics, checkpoint) and mark its groups consumed, after the optimizer step."""
+        """Complete the ledger entry (metrics, checkpoint) after the optimizer step.
+
+        Its groups are marked consumed, but for those its plan retains: they stay settled and may be planned again.
+        """
         ...
 
     async def drop_groups(self, drops: Mapping[str, str]) -> None:
@@ -220,7 +234,77 @@ class ReadStore(Protocol):
         ...
 
 
-class Store(TaskStore, TrainStore, FleetStore, ReadStore, Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskState:
+    """A Task with everything the store knows of its life, as an audit reads it."""
+
+    task: Task
+    status: TaskStatus
+    fence: int
+    lease_until: datetime | None  # running Tasks only
+    settlement: GroupSettlement | None
+    sequences: tuple[SequenceSummary, ...]  # the rows its settlement wrote
+    consumed_step: int | None  # the step that consumed it, trained or not
+    drop_reason: str | None  # why its rows were not trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedWork:
+    """Late work that a fence refused: kept for the record, never used."""
+
+    key: str  # what it was, and at which fence
+    reason: str
+    ids: tuple[str, ...]  # of the calls, rows or Record it would have written
+
+
+class AuditStore(Protocol):
+    """Every fact of a run, by id and in blocks, for a reader that trusts none of them. Never changes anything.
+
+    The `find_` methods leave out what is not there or cannot be read (logged): its absence is the reader's finding.
+    """
+
+    async def server_time(self) -> datetime:
+        """The database server's clock, UTC."""
+        ...
+
+    async def list_task_ids(self) -> list[str]:
+        """Ids of all Tasks of all splits, sorted."""
+        ...
+
+    async def list_record_ids(self) -> list[str]:
+        """Ids of all Records of all splits, sorted; also those that no Task accounts for."""
+        ...
+
+    async def find_tasks(self, ids: Sequence[str]) -> list[TaskState]:
+        """Tasks with their state."""
+        ...
+
+    async def find_records(self, ids: Sequence[str]) -> list[Record]:
+        """Record headers."""
+        ...
+
+    async def find_dispatches(self, turn_ids: Sequence[str]) -> dict[str, list[DispatchedSamplingTask]]:
+        """The calls of each turn, by turn id and ordered by index."""
+        ...
+
+    async def find_sequences(self, ids: Sequence[str]) -> list[DBRecordData]:
+        """Training rows."""
+        ...
+
+    async def list_steps(self) -> list[TrainStep]:
+        """The ledger, by step."""
+        ...
+
+    async def list_policies(self) -> list[PolicyVersion]:
+        """Every published policy version, in order."""
+        ...
+
+    async def list_quarantined(self) -> list[QuarantinedWork]:
+        """Refused late work, by key."""
+        ...
+
+
+class Store(TaskStore, TrainStore, FleetStore, ReadStore, AuditStore, Protocol):
     """All of it: what MongoStore and MemoryStore implement."""
 
     async def prepare(self) -> None:

@@ -20,7 +20,6 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Answer = str | int | float | bool | list[Any] | dict[str, Any]
-
 SCHEMA_VERSION = 1
 
 
@@ -165,7 +164,7 @@ class DispatchedSamplingTask:
     Tool calls hold {"name", "arguments", "call_id"} in `request` and {"content"} in `response`.
     """
 
-    id: str  # "<record>/<turn>.<fence>" for the model call, that + "/<index>" for tools
+    id: str  # "<record>/<turn>.<fence>[.<attempt>]" for the model call (attempts from 2), that + "/<index>" for tools
     record_id: str
     task_id: str
     turn: int
@@ -224,6 +223,7 @@ class Record:
     num_tool_calls: int = 0
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    attempt: int = 1  # grows when a failed Record is sampled again; earlier attempts are in Quarantine
 
     @property
     def is_final(self) -> bool:
@@ -249,6 +249,8 @@ class GroupSettlement:
     rewards: Mapping[str, float]  # record id -> reward; infrastructure failures are absent
     advantages: Mapping[str, float]  # record id -> advantage
     num_failed: int = 0  # the shortfall: Records without a score
+    scores: Mapping[str, float] = field(default_factory=dict)  # record id -> the scorer's number, before shaping
+    untrained: Mapping[str, str] = field(default_factory=dict)  # record id -> why a scored Record gives no rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +325,7 @@ class TrainStep:
     task_ids: tuple[str, ...]  # groups consumed by this step, dropped ones included
     sequence_ids: tuple[str, ...]  # DBRecordData rows trained
     dropped: Mapping[str, str] = field(default_factory=dict)  # task id -> named reason
+    retained: tuple[str, ...] = ()  # groups that may be trained again: this step does not consume them
     metrics: Mapping[str, float] = field(default_factory=dict)
     attempts: int = 1  # times this plan was executed (a resume replays it)
     planned_at: datetime | None = None

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.config import ToolsConfig
+from agentrl.config.marks import LAUNCH_MARK
 from agentrl.errors import ConfigError, ToolServerError
 from agentrl.tools import McpToolbox, open_toolbox
 from agentrl.types import ToolRequest, ToolStatus
@@ -316,6 +317,18 @@ async def test_a_url_where_nobody_listens_is_named_after_the_time_limit(tmp_path
     with pytest.raises(ToolServerError, match="/mcp\\) did not start: ConnectError") as caught:
         await open_toolbox(config)
     assert "secret" not in str(caught.value)
+
+
+async def test_a_server_carries_the_mark_of_the_launch_it_belongs_to(tmp_path, monkeypatch):
+    monkeypatch.setenv(LAUNCH_MARK, "run.lock#life")
+    before = children()
+    toolbox = await open_toolbox(tools_config(tmp_path, {"a": stdio(env={"PLACE": "here"})}))
+    try:
+        (server,) = children() - before
+        environment = psutil.Process(server).environ()
+        assert (environment[LAUNCH_MARK], environment["PLACE"]) == ("run.lock#life", "here")
+    finally:
+        await toolbox.close()
 
 
 async def test_cancelling_the_start_leaves_no_child(tmp_path):

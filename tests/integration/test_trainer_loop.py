@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.errors import ConfigError, TrainingError, UnavailableError
 from agentrl.protocols import TrainStore
 from agentrl.store import MemoryStore
 from agentrl.train.loop import train
+from agentrl.train.session import checkpoints_dir
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement, StepStatus
 from factories import make_task
 from tiny_model import random_row, run_config, write_tiny_model
@@ -215,6 +217,51 @@ def test_a_crash_in_any_phase_changes_nothing_after_the_resume(
     assert latest.version == 5
     served = load_file(Path(latest.path) / "model.safetensors")
     assert all(torch.equal(weight, served[name]) for name, weight in weights.items())
+
+
+def test_a_damaged_newest_checkpoint_changes_nothing_after_the_replay_from_the_one_before(
+    tmp_path: Path, start: Path
+) -> None:
+    straight, damaged = MemoryStore(), MemoryStore()
+    for store in (straight, damaged):
+        settle_groups(store, 12)
+    config = rl_config(tmp_path / "a", start, save_steps=1)
+    damaged_config = rl_config(tmp_path / "b", start, save_steps=1)
+    run_training(config, straight)
+    with pytest.raises(Crash):
+        run_training(damaged_config, damaged, crash_at=("wait", 4))
+    weights_file = checkpoints_dir(damaged_config) / "step_3" / "model.safetensors"
+    os.truncate(weights_file, weights_file.stat().st_size // 2)
+
+    sink = run_training(damaged_config, damaged)
+
+    assert [number for number, _ in sink.lines] == [2, 3, 4, 5], "goes on from checkpoint 2, told again"
+    resumed = final_weights(damaged_config)
+    assert all(torch.equal(weight, resumed[name]) for name, weight in final_weights(config).items())
+    ledgers = [asyncio.run(store.list_steps()) for store in (straight, damaged)]
+    assert [(s.step, s.sequence_ids, s.status) for s in ledgers[0]] == [
+        (s.step, s.sequence_ids, s.status) for s in ledgers[1]
+    ]
+
+
+def test_a_kill_between_commit_and_sinks_costs_no_line_of_the_metrics(
+    tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = MemoryStore(), rl_config(tmp_path, start, save_steps=1)
+    settle_groups(store, 12)
+    with monkeypatch.context() as patched:
+        patched.setattr(ListSink, "write", _crash)
+        with pytest.raises(Crash):
+            run_training(config, store)
+
+    sink = run_training(config, store)
+
+    assert [number for number, _ in sink.lines] == [1, 2, 3, 4, 5]
+    assert sink.lines[0][1]["loss"] == asyncio.run(store.list_steps())[0].metrics["loss"]
+
+
+def _crash(sink: ListSink, step: int, metrics: Mapping[str, float]) -> None:
+    raise Crash
 
 
 def test_the_token_budget_of_a_micro_batch_does_not_change_the_run(tmp_path: Path, start: Path) -> None:

@@ -1,22 +1,29 @@
 """The decision on a complete group: who enters the baseline, who is trained, and if not, why.
 
-    Records ─ without a score ──────────────► num_failed (never a reward of 0)
+    Records ─ without a score ─► num_failed (never a reward of 0)
        │
-       └─ scored ─► rewards ─► advantages ─► rows of the Records that carry signal
-                       │            ├─ all zero ─────────────► dropped: zero_advantage
-                       │            └─ no Record with rows ──► dropped: min_turns or no_sampled_tokens
-                       └─ fewer than a baseline needs ───────► dropped: too_few_scored
+       └─ scored ─► scores ─► rewards ─► advantages ─► Records that are trained ─► rows
+                      │                                    └─ none left ─► dropped: why the last one was not trained
+                      └─ fewer than a baseline needs ────────────────────► dropped: too_few_scored
 
-Pure, so whoever settles a group, and however often, decides the same.
+Score, reward and advantage are three numbers: the scorer's, after shaping, signed credit. Pure, so whoever settles a
+group, and however often, decides the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
-from agentrl.algo.advantages import CORRECT_SCORE, group_advantages
+from agentrl.algo.advantages import group_advantages
+from agentrl.algo.group_policies import (
+    efficient_rewards,
+    short_successes,
+    surplus_context_errors,
+    surplus_of_balance,
+)
 from agentrl.algo.merge import merge_record
 from agentrl.config.sections import AlgoConfig
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement, Record, RecordStatus, Task, Turn
@@ -25,11 +32,15 @@ TRAIN_SPLIT_PREFIX = "train"
 
 
 class DropReason(StrEnum):
-    """Why a training group gives no rows. Closed."""
+    """Why a training group, or one of its Records, gives no rows. Closed; in the order of the checks."""
 
     TOO_FEW_SCORED = "too_few_scored"
     ZERO_ADVANTAGE = "zero_advantage"
+    MINIMAL_ADVANTAGE = "minimal_advantage"
+    NON_POSITIVE_ADVANTAGE = "non_positive_advantage"
     MIN_TURNS = "min_turns"
+    CONTEXT_ERROR = "context_error"
+    UNBALANCED = "unbalanced"
     NO_SAMPLED_TOKENS = "no_sampled_tokens"
 
 
@@ -45,45 +56,92 @@ def settle_group(
 
     Records that the system ended, that failed or that have no finite score leave the baseline and count in
     `num_failed`, as do Records that are missing from the group. Splits that do not start with "train" are EVALUATED:
-    rewards only. A correct Record with fewer than `min_turns` turns stays in the baseline and gives no rows. Zero
-    advantages give no rows while `drop_zero_advantage` is on.
+    scores only. Every other Record is in the baseline; those that give no rows are in `untrained` with their reason:
+    zero advantage (while `drop_zero_advantage` is on), below `minimal_advantage`, not positive (with
+    `skip_non_positive_advantage`), correct in fewer than `min_turns` turns, stopped by a limit beyond
+    `reserve_context_error_count`, not picked by `balance_sample`, nothing sampled. A group without rows is dropped for
+    the last of these reasons that any of its Records has.
 
     Advantages are stored unscaled: the loss applies `adv_scaling`.
     """
     scored = [record for record in records if is_scored(record)]
-    rewards = {record.id: float(record.score or 0.0) for record in scored}
-    num_failed = max(task.num_generations, len(records)) - len(scored)
-
-    def settlement(
-        outcome: GroupOutcome, *, advantages: Mapping[str, float], reason: DropReason | None = None
-    ) -> GroupSettlement:
-        return GroupSettlement(
-            task_id=task.id,
-            outcome=outcome,
-            drop_reason=None if reason is None else reason.value,
-            rewards=rewards,
-            advantages=advantages,
-            num_failed=num_failed,
-        )
-
-    if not task.split.startswith(TRAIN_SPLIT_PREFIX):
-        return settlement(GroupOutcome.EVALUATED, advantages={}), []
+    scores = {record.id: float(record.score or 0.0) for record in scored}
+    num_turns = {record.id: len(turns[record.id]) for record in scored}
+    is_training = task.split.startswith(TRAIN_SPLIT_PREFIX)
+    rewards = efficient_rewards(scores, num_turns) if is_training and algo.efficient_rewarding else scores
+    undecided = GroupSettlement(
+        task_id=task.id,
+        outcome=GroupOutcome.DROPPED,
+        rewards=rewards,
+        advantages={},
+        num_failed=max(task.num_generations, len(records)) - len(scored),
+        scores=scores,
+    )
+    if not is_training:
+        return replace(undecided, outcome=GroupOutcome.EVALUATED), []
     if len(scored) < _smallest_group(algo):
-        return settlement(GroupOutcome.DROPPED, advantages={}, reason=DropReason.TOO_FEW_SCORED), []
+        return replace(undecided, drop_reason=DropReason.TOO_FEW_SCORED.value), []
     advantages = _advantages(rewards, algo=algo)
-    trained = [record for record in scored if advantages[record.id] != 0.0 or not algo.drop_zero_advantage]
-    if not trained:
-        return settlement(GroupOutcome.DROPPED, advantages=advantages, reason=DropReason.ZERO_ADVANTAGE), []
-    trained = [record for record in trained if not is_short_success(record, turns[record.id], min_turns=min_turns)]
-    rows = [
-        row
-        for record in trained
-        for row in merge_record(record, turns[record.id], reward=rewards[record.id], advantage=advantages[record.id])
-    ]
+    untrained = _untrained(scored, advantages, num_turns, task_id=task.id, algo=algo, min_turns=min_turns)
+    rows: list[DBRecordData] = []
+    for record in scored:
+        if record.id in untrained:
+            continue
+        reward, advantage = rewards[record.id], advantages[record.id]
+        merged = merge_record(record, turns[record.id], reward=reward, advantage=advantage)
+        if not merged:
+            untrained[record.id] = DropReason.NO_SAMPLED_TOKENS
+        rows.extend(merged)
+    reasons = {record.id: untrained[record.id].value for record in scored if record.id in untrained}
+    decided = replace(undecided, advantages=advantages, untrained=reasons)
     if not rows:
-        reason = DropReason.NO_SAMPLED_TOKENS if trained else DropReason.MIN_TURNS
-        return settlement(GroupOutcome.DROPPED, advantages=advantages, reason=reason), []
-    return settlement(GroupOutcome.TRAINABLE, advantages=advantages), rows
+        return replace(decided, drop_reason=_last_reason(untrained.values()).value), []
+    return replace(decided, outcome=GroupOutcome.TRAINABLE), rows
+
+
+def _untrained(
+    scored: Sequence[Record],
+    advantages: Mapping[str, float],
+    num_turns: Mapping[str, int],
+    *,
+    task_id: str,
+    algo: AlgoConfig,
+    min_turns: int,
+) -> dict[str, DropReason]:
+    """Records that give no rows, each with the first reason that applies."""
+    untrained = {
+        record_id: reason
+        for record_id, advantage in advantages.items()
+        if (reason := _advantage_reason(advantage, algo=algo)) is not None
+    }
+    short = short_successes(scored, num_turns, min_turns=min_turns)
+    surplus: set[str] = set()
+    if algo.reserve_context_error_count is not None:
+        surplus = surplus_context_errors(scored, keep=algo.reserve_context_error_count, seed=task_id) - short
+    unbalanced: set[str] = set()
+    if algo.balance_sample:
+        scores = {record.id: float(record.score or 0.0) for record in scored}
+        unbalanced = surplus_of_balance(scores, excluded=short | surplus, seed=task_id)
+    chosen = ((DropReason.MIN_TURNS, short), (DropReason.CONTEXT_ERROR, surplus), (DropReason.UNBALANCED, unbalanced))
+    for reason, record_ids in chosen:
+        for record_id in record_ids:
+            untrained.setdefault(record_id, reason)
+    return untrained
+
+
+def _advantage_reason(advantage: float, *, algo: AlgoConfig) -> DropReason | None:
+    if algo.drop_zero_advantage and advantage == 0.0:
+        return DropReason.ZERO_ADVANTAGE
+    if algo.minimal_advantage is not None and advantage < algo.minimal_advantage:
+        return DropReason.MINIMAL_ADVANTAGE
+    if algo.skip_non_positive_advantage and advantage <= 0.0:
+        return DropReason.NON_POSITIVE_ADVANTAGE
+    return None
+
+
+def _last_reason(reasons: Iterable[DropReason]) -> DropReason:
+    order = list(DropReason)
+    return max(reasons, key=order.index)
 
 
 def is_scored(record: Record) -> bool:
@@ -91,11 +149,6 @@ def is_scored(record: Record) -> bool:
     is_infrastructure = record.stop_reason is not None and record.stop_reason.is_infrastructure
     has_score = record.score is not None and math.isfinite(record.score)
     return record.status is RecordStatus.FINISHED and not is_infrastructure and has_score
-
-
-def is_short_success(record: Record, turns: Sequence[Turn], *, min_turns: int) -> bool:
-    """Whether a Record is correct with fewer turns than asked for: right without doing the work."""
-    return record.score is not None and record.score > CORRECT_SCORE and len(turns) < min_turns
 
 
 def _smallest_group(algo: AlgoConfig) -> int:

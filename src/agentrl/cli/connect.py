@@ -7,10 +7,11 @@ data/database.port    where it listens
 
 from __future__ import annotations
 
+import difflib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from agentrl.cli.locks import try_lock
 from agentrl.config import RunConfig
 from agentrl.errors import UnavailableError
 from agentrl.store import MongoStore, open_store
+from agentrl.store.connection import Database
 from agentrl.store.embedded import EmbeddedServer, embedded_uri, start_embedded
+from agentrl.store.scan import SCAN_TIMEOUT_S
 
 
 def database_dir(config: RunConfig) -> Path:
@@ -36,8 +39,13 @@ def connection_string(config: RunConfig) -> str:
     """The URI of the run's database: the one given, else of the embedded server."""
     if config.store.db_connection_string is not None:
         return config.store.db_connection_string
+    return embedded_uri(database_port(config))
+
+
+def database_port(config: RunConfig) -> int:
+    """Where the embedded server listens, or will if it was never started."""
     path = _port_file(config)
-    return embedded_uri(int(path.read_text(encoding="ascii")) if path.is_file() else config.store.db_port)
+    return int(path.read_text(encoding="ascii")) if path.is_file() else config.store.db_port
 
 
 def choose_port(config: RunConfig) -> int:
@@ -54,10 +62,12 @@ def choose_port(config: RunConfig) -> int:
     return port
 
 
-async def prepared_store(config: RunConfig) -> MongoStore:
-    """The run's store, connected. Raises UnavailableError if no database answers."""
+async def prepared_store(config: RunConfig, *, must_exist: bool = False) -> MongoStore:
+    """The run's store, connected. Raises UnavailableError if no database answers, or none is there that must exist."""
     store = open_store(connection_string(config), database=config.run.run_name, timeout_s=config.store.db_timeout_s)
     try:
+        if must_exist:
+            _check_run_exists(config, runs=await store.list_runs())
         await store.prepare()
     except BaseException:
         await store.close()
@@ -65,23 +75,58 @@ async def prepared_store(config: RunConfig) -> MongoStore:
     return store
 
 
+def _check_run_exists(config: RunConfig, *, runs: Sequence[str]) -> None:
+    name = config.run.run_name
+    if name in runs:
+        return
+    near = difflib.get_close_matches(name, runs, n=1)
+    known = f"did you mean {near[0]}?" if near else f"there are: {', '.join(runs)}" if runs else "there is none yet"
+    where = config.run.data_dir if config.store.db_connection_string is None else "this database"
+    raise UnavailableError(f"there is no run {name} in {where}; {known}")
+
+
 @asynccontextmanager
 async def open_run_store(
-    config: RunConfig, *, may_start: bool = False, may_create: bool = False
+    config: RunConfig, *, may_start: bool = False, may_create: bool = False, must_exist: bool = False
 ) -> AsyncIterator[MongoStore]:
     """The run's store for the length of the body.
 
-    With `may_start` an idle embedded database is started for it, with `may_create` also an empty new one.
+    With `may_start` an idle embedded database is started for it, with `may_create` also an empty new one. With
+    `must_exist` a run that is not there is an UnavailableError, and is not created by looking.
     """
     needs_server = (may_start or may_create) and config.store.db_connection_string is None
     if may_create:
         database_dir(config).mkdir(parents=True, exist_ok=True)
     with _embedded_while_needed(config) if needs_server else nullcontext():
-        store = await prepared_store(config)
+        store = await prepared_store(config, must_exist=must_exist)
         try:
             yield store
         finally:
             await store.close()
+
+
+@asynccontextmanager
+async def open_run_database(config: RunConfig, *, may_create: bool = False) -> AsyncIterator[Database]:
+    """The run's database for maintenance, with time for whole collections. Creates nothing in it.
+
+    Raises UnavailableError if no server answers, or without `may_create` if the run is not there.
+    """
+    if may_create and config.store.db_connection_string is None:
+        database_dir(config).mkdir(parents=True, exist_ok=True)
+    with _embedded_while_needed(config) if config.store.db_connection_string is None else nullcontext():
+        uri, name = connection_string(config), config.run.run_name
+        probe = Database(uri, name=name, timeout_s=config.store.db_timeout_s)
+        try:
+            await probe.connect()
+            if not may_create:
+                _check_run_exists(config, runs=await probe.list_databases())
+        finally:
+            await probe.close()
+        database = Database(uri, name=name, timeout_s=SCAN_TIMEOUT_S)
+        try:
+            yield database
+        finally:
+            await database.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -17,12 +18,18 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentrl.cli.invocation import Invocation
+from agentrl.cli.launch.laptop import is_made_by_profile
 from agentrl.config import RunConfig
+from agentrl.config.secrets import masked_uri
+from agentrl.errors import AgentRLError
+from agentrl.store import open_store
 
 LIBRARIES = ("torch", "transformers", "accelerate", "pymongo", "mcp")
 MIN_MEMORY_GB = 6
+DATABASE_WAIT_S = 5.0
 MIN_DISK_GB = 3
 MODEL_FILES = ("config.json", "tokenizer.json")
 EXIT_NOT_READY = 1
@@ -58,7 +65,8 @@ def run(invocation: Invocation) -> int:
     styles = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
     for finding in findings:
         table.add_row(
-            f"[{styles[finding.verdict]}]{finding.verdict.value}", finding.subject, finding.found, finding.advice
+            Text(finding.verdict.value, style=styles[finding.verdict]),
+            *(Text(text) for text in (finding.subject, finding.found, finding.advice)),
         )
     Console().print(table)
     return EXIT_NOT_READY if any(finding.verdict is Verdict.PROBLEM for finding in findings) else 0
@@ -118,7 +126,7 @@ def _gpu() -> Finding:
 
 def _database(config: RunConfig) -> Finding:
     if config.store.db_connection_string is not None:
-        return Finding(subject="database", verdict=Verdict.OK, found="db_connection_string is set")
+        return _server(config, uri=config.store.db_connection_string)
     if shutil.which("mongod"):
         found = f"mongod at {shutil.which('mongod')}"
     elif importlib.util.find_spec("secantus") is not None:
@@ -129,6 +137,24 @@ def _database(config: RunConfig) -> Finding:
     if _is_port_taken(config.store.db_port):
         found += f"; port {config.store.db_port} answers already"
     return Finding(subject="database", verdict=Verdict.OK, found=found)
+
+
+def _server(config: RunConfig, *, uri: str) -> Finding:
+    """Whether a given database answers."""
+    try:
+        runs = asyncio.run(_runs_at(uri, timeout_s=min(DATABASE_WAIT_S, config.store.db_timeout_s)))
+    except AgentRLError as error:
+        found, advice = str(error).partition(": start one")[0], "correct --db_connection_string, or start the server"
+        return Finding(subject="database", verdict=Verdict.PROBLEM, found=found, advice=advice)
+    return Finding(subject="database", verdict=Verdict.OK, found=f"{masked_uri(uri)} answers; runs: {len(runs)}")
+
+
+async def _runs_at(uri: str, *, timeout_s: float) -> list[str]:
+    store = open_store(uri, database="doctor", timeout_s=timeout_s)
+    try:
+        return await store.list_runs()
+    finally:
+        await store.close()
 
 
 def _model(config: RunConfig) -> Finding:
@@ -145,8 +171,15 @@ def _model(config: RunConfig) -> Finding:
 
 
 def _files(config: RunConfig) -> Iterator[Finding]:
-    for name, path in (("train_file", config.run.train_file), ("mcp_config", config.tools.mcp_config)):
-        if path is not None and not path.is_file():
+    paths = {
+        "train_file": config.run.train_file,
+        "eval_file": config.run.eval_file,
+        "mcp_config": config.tools.mcp_config,
+        "chat_template": config.model.chat_template,
+        "accelerate_config": config.train.accelerate_config,
+    }
+    for name, path in paths.items():
+        if path is not None and not is_made_by_profile(config, name) and not path.is_file():
             yield Finding(
                 subject=name, verdict=Verdict.PROBLEM, found=f"{path} is not there", advice=f"correct --{name}"
             )

@@ -19,18 +19,20 @@ from rich.table import Table
 
 from agentrl.chat import ChatFormat
 from agentrl.cli.connect import connection_string, open_run_store, prepared_store
-from agentrl.cli.invocation import Invocation
+from agentrl.cli.console import UnwindingConsole
+from agentrl.cli.invocation import Invocation, positive_int
 from agentrl.cli.launch.processes import Processes, write_config
 from agentrl.cli.launch.supervisor import Guard, Supervisor
 from agentrl.cli.progress import recent_services
 from agentrl.cli.service import run_interruptible
+from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.evaluate import EvaluationReport, evaluate
 from agentrl.inference import RoutedClient
+from agentrl.inspector.plain import plain
 from agentrl.protocols import Store
-from agentrl.rollout.dataset import TaskRow, load_task_rows
-from agentrl.scoring import MCPScorerFactory
+from agentrl.rollout.dataset import TaskRow
 from agentrl.tools import open_toolbox
 from agentrl.types import PolicyVersion, ServiceStatus
 
@@ -43,15 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, and what of it."""
     parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
     parser.add_argument("--versions", default="0,latest", help="policy versions, comma separated (default: 0,latest)")
-    parser.add_argument("--generations", type=int, default=1, help="records per held-out task (default: 1)")
+    parser.add_argument("--generations", type=positive_int, default=1, help="records per held-out task (default: 1)")
 
 
 def run(invocation: Invocation) -> int:
     """Evaluate and print the comparison."""
     arguments = invocation.arguments
-    if arguments.generations < 1:
-        raise ConfigError(f"--generations = {arguments.generations}: needs at least 1")
-    console = Console(highlight=False)
+    console = UnwindingConsole(highlight=False)
 
     work = _compare(
         invocation.config,
@@ -66,11 +66,9 @@ def run(invocation: Invocation) -> int:
 async def _compare(
     config: RunConfig, *, versions: Sequence[str], num_generations: int, console: Console
 ) -> list[EvaluationReport]:
-    if config.run.eval_file is None:
-        raise ConfigError("eval_file is not set: give --eval_file heldout.jsonl (one JSON object per line)")
-    rows = load_task_rows(config.run.eval_file, known_scorers=MCPScorerFactory.names())
+    rows = read_task_file(config, "eval_file")
     reports = []
-    async with open_run_store(config, may_start=True) as store:
+    async with open_run_store(config, may_start=True, must_exist=True) as store:
         if config.inference.inference_url is not None and await recent_services(store, younger_than=HEARTBEAT_AGE):
             raise UnavailableError(
                 f"inference_url = {config.inference.inference_url}: run {config.run.run_name} is using these servers; "
@@ -138,13 +136,17 @@ async def _serving(config: RunConfig, *, version: PolicyVersion) -> AsyncIterato
 
 
 async def _until_served(fleet: Store, *, version: PolicyVersion, supervisor: Supervisor) -> None:
-    async with asyncio.timeout(ENGINE_START_S):
-        while True:
-            supervisor.check()
-            services = await recent_services(fleet, younger_than=HEARTBEAT_AGE)
-            if any(s.status is ServiceStatus.UP and s.policy_version == version.version for s in services):
-                return
-            await asyncio.sleep(POLL_S)
+    deadline = asyncio.get_running_loop().time() + ENGINE_START_S
+    while True:
+        supervisor.check()
+        services = await recent_services(fleet, younger_than=HEARTBEAT_AGE)
+        if any(s.status is ServiceStatus.UP and s.policy_version == version.version for s in services):
+            return
+        if asyncio.get_running_loop().time() > deadline:
+            raise UnavailableError(
+                f"no engine serves policy v{version.version} after {ENGINE_START_S:.0f} s; its log tells why"
+            )
+        await asyncio.sleep(POLL_S)
 
 
 def _table(reports: Sequence[EvaluationReport]) -> Table:
@@ -164,7 +166,7 @@ def _table(reports: Sequence[EvaluationReport]) -> Table:
     reasons = sorted({reason for report in reports for reason in report.stop_reasons})
     rows += [(f"stopped: {reason}", [str(r.stop_reasons.get(reason, 0)) for r in reports]) for reason in reasons]
     for label, values in rows:
-        table.add_row(label, *values, style="bold" if label == "score" else "")
+        table.add_row(plain(label), *values, style="bold" if label == "score" else "")
     return table
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 import uvloop
-from rich.console import Console
+from rich.console import Console, Group
+from rich.text import Text
 
 from agentrl.cli.connect import open_run_store
-from agentrl.cli.invocation import Invocation
+from agentrl.cli.invocation import Invocation, positive_int
 from agentrl.config import RunConfig
 from agentrl.errors import UnavailableError
 from agentrl.inspector import load_trajectory, render_records, render_trajectory
+from agentrl.inspector.plain import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, perhaps a Record, and what the table shows."""
     parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
     parser.add_argument("record", metavar="RECORD", nargs="?", help="id of a record; without it, a table of records")
-    parser.add_argument("--limit", type=int, default=20, help="records in the table")
+    parser.add_argument("--limit", type=positive_int, default=20, help="records in the table")
     parser.add_argument("--split", help="only records of this split, e.g. train")
     parser.add_argument("--task", help="only records of this task")
 
@@ -30,7 +33,7 @@ def run(invocation: Invocation) -> int:
 
 
 async def _inspect(config: RunConfig, arguments: argparse.Namespace, *, console: Console) -> None:
-    async with open_run_store(config, may_start=True) as store:
+    async with open_run_store(config, may_start=True, must_exist=True) as store:
         if arguments.record is not None:
             console.print(render_trajectory(await load_trajectory(store, record_id=arguments.record)))
             return
@@ -38,4 +41,5 @@ async def _inspect(config: RunConfig, arguments: argparse.Namespace, *, console:
     if not records:
         raise UnavailableError(f"run {config.run.run_name} has no such records yet; see agentrl status")
     console.print(render_records(records))
-    console.print(f"\nagentrl inspect {config.run.run_name} '{records[0].id}'   reads one of them", style="dim")
+    hint = f"agentrl inspect {config.run.run_name} {shlex.quote(records[0].id)}   reads one of them"
+    console.print(Group(Text(), plain(hint, style="dim")), soft_wrap=True)

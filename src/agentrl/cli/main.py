@@ -6,18 +6,20 @@ Exit codes: 0 done, 1 failed, 2 the user can fix it (one line on stderr), 130 in
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import importlib.metadata
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.cli.invocation import UsageParser, parse_invocation
-from agentrl.config.load import masked
-from agentrl.errors import AgentRLError, UserError
+from agentrl.config.secrets import SETTINGS_WITH_SECRETS, masked, require_secrets
+from agentrl.errors import AgentRLError, DatabaseUnavailableError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +36,44 @@ class Command:
     summary: str
     needs_run_name: bool = True
     uses_stored_config: bool = True
+    default_profile: str | None = None  # of a new run that names no model
+    secrets: Set[str] = frozenset({"db_connection_string"})  # settings that it uses in full
 
 
 COMMANDS = {
-    "launch": Command(module="agentrl.cli.launch.command", summary="Run everything on this machine, with a live view."),
+    "launch": Command(
+        module="agentrl.cli.launch.command",
+        summary="Run everything on this machine, with a live view.",
+        secrets=SETTINGS_WITH_SECRETS,
+    ),
     "status": Command(module="agentrl.cli.status", summary="Show how a run is going."),
     "inspect": Command(module="agentrl.cli.inspect", summary="Read trajectories in the terminal."),
-    "eval": Command(module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks."),
+    "audit": Command(module="agentrl.cli.audit", summary="Prove from the stored facts that nothing went wrong."),
+    "eval": Command(
+        module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks.", secrets=SETTINGS_WITH_SECRETS
+    ),
     "tasks": Command(
         module="agentrl.cli.tasks",
         summary="Load a task file into a run, or generate the laptop tasks.",
         needs_run_name=False,
     ),
     "train": Command(module="agentrl.cli.train", summary="The trainer process."),
-    "sample": Command(module="agentrl.cli.sample", summary="A sampler process."),
-    "serve": Command(module="agentrl.cli.serve", summary="The inference service."),
+    "sample": Command(module="agentrl.cli.sample", summary="A sampler process.", secrets=SETTINGS_WITH_SECRETS),
+    "serve": Command(
+        module="agentrl.cli.serve",
+        summary="The inference service.",
+        secrets=frozenset({"db_connection_string", "inference_url"}),
+    ),
     "db": Command(module="agentrl.cli.database", summary="The embedded database.", needs_run_name=False),
-    "doctor": Command(module="agentrl.cli.doctor", summary="Check this machine.", needs_run_name=False),
+    "chaos": Command(
+        module="agentrl.cli.chaos.command",
+        summary="Launch a run, inject faults, check that nothing was lost.",
+        default_profile="laptop",
+        secrets=SETTINGS_WITH_SECRETS,
+    ),
+    "doctor": Command(
+        module="agentrl.cli.doctor", summary="Check this machine.", needs_run_name=False, secrets=frozenset()
+    ),
 }
 
 
@@ -59,18 +82,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(tokens)
+    except DatabaseUnavailableError as error:  # it may be restarting: whoever supervises this process tries again
+        _say(str(error))
+        return EXIT_FAILED
     except UserError as error:
-        sys.stderr.write(f"agentrl: {error}\n")
+        _say(str(error))
         return EXIT_USER_ERROR
     except AgentRLError as error:
         logger.debug("failed", exc_info=error)
-        sys.stderr.write(f"agentrl: {error}\n")
+        _say(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, e.g. `agentrl inspect RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise  # no trouble with a file of the user's
+        logger.debug("failed", exc_info=error)
+        _say(_file_trouble(error))
+        return EXIT_USER_ERROR
+
+
+def _say(message: str) -> None:
+    """Write a message for a person to stderr; control characters in quoted input cannot reach the terminal."""
+    from agentrl.inspector.plain import without_controls
+
+    sys.stderr.write(f"agentrl: {without_controls(message)}\n")
+
+
+def _file_trouble(error: OSError) -> str:
+    """A file or folder that cannot be written or read, with the way out."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        way_out = "free some space, or set --output_dir, --data_dir and --log_dir to another disk"
+    elif error.errno in {errno.ENOTDIR, errno.EEXIST}:
+        way_out = "a file is where a folder should be; move it, or set --output_dir, --data_dir and --log_dir"
+    else:
+        way_out = "correct the path or its permissions, or set --output_dir, --data_dir and --log_dir"
+    return f"{error.filename}: {(error.strerror or str(error)).lower()}; {way_out}"
 
 
 def _dispatch(tokens: list[str]) -> int:
@@ -78,7 +128,10 @@ def _dispatch(tokens: list[str]) -> int:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.summary, add_help=False)
-    chosen, _ = top.parse_known_args(tokens[:1])
+    top.add_argument("--version", action="version", version=f"agentrl {importlib.metadata.version('agentrl')}")
+    chosen, unknown = top.parse_known_args(tokens[:1])
+    if unknown:
+        top.error(f"{unknown[0]}: the command comes first, then its flags")
     if chosen.command is None:
         top.print_help()
         return EXIT_USER_ERROR
@@ -86,12 +139,19 @@ def _dispatch(tokens: list[str]) -> int:
     module = importlib.import_module(command.module)
     parser = _command_parser(chosen.command, command)
     module.add_arguments(parser)
-    invocation = parse_invocation(parser, tokens[1:], environ=os.environ, uses_stored_config=command.uses_stored_config)
+    invocation = parse_invocation(
+        parser,
+        tokens[1:],
+        environ=os.environ,
+        uses_stored_config=command.uses_stored_config,
+        default_profile=command.default_profile,
+    )
     if command.needs_run_name and "run_name" not in invocation.config.run.model_fields_set:
         parser.error("RUN_NAME is missing")
     if invocation.arguments.dry_run:
         sys.stdout.write(json.dumps(masked(invocation.config), indent=2) + "\n")
         return 0
+    require_secrets(invocation.config, command.secrets)
     code: int = module.run(invocation)
     return code
 

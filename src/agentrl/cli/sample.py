@@ -17,7 +17,11 @@ from agentrl.errors import ConfigError
 from agentrl.inference import RoutedClient
 from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.worker import run_sampler
+from agentrl.scoring import load_scorers
 from agentrl.tools import open_toolbox
+
+HEARTBEAT_TIMEOUT_S = 15.0
+MISSED_HEARTBEATS = 3  # a service that is silent for so many is left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,11 @@ async def open_rollout_parts(config: RunConfig) -> AsyncIterator[RolloutParts]:
     chat = ChatFormat.load(config.model.model_name_or_path, chat_template=config.model.chat_template)
     async with open_run_store(config) as store:
         toolbox = await open_toolbox(config.tools)
-        client = RoutedClient(store, vocab_size=chat.vocab_size)
+        client = RoutedClient(
+            store,
+            vocab_size=chat.vocab_size,
+            heartbeat_timeout_s=max(HEARTBEAT_TIMEOUT_S, MISSED_HEARTBEATS * config.store.heartbeat_s),
+        )
         try:
             yield RolloutParts(store=store, toolbox=toolbox, client=client, chat=chat)
         finally:
@@ -54,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Sample until SIGTERM or Ctrl-C."""
     config = invocation.config
+    if config.rollout.scorer_module is not None:
+        load_scorers(config.rollout.scorer_module)
 
     async def body(stop: asyncio.Event) -> None:
         async with open_rollout_parts(config) as parts:

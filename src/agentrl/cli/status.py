@@ -40,7 +40,7 @@ def run(invocation: Invocation) -> int:
 
 
 async def _show(config: RunConfig, *, console: Console, stop: asyncio.Event | None) -> None:
-    async with open_run_store(config, may_start=stop is None) as store:
+    async with open_run_store(config, may_start=stop is None, must_exist=True) as store:
         reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER)
         first = render_status(await reader.read(), now=await store.server_time())
         if stop is None:

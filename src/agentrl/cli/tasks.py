@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import uvloop
 from rich.console import Console
@@ -18,8 +20,8 @@ from agentrl.config import RunConfig
 from agentrl.config.load import ASSETS_DIR
 from agentrl.errors import ConfigError
 from agentrl.protocols import TaskStore
-from agentrl.rollout.dataset import build_tasks, load_task_rows
-from agentrl.scoring import MCPScorerFactory
+from agentrl.rollout.dataset import TaskRow, build_tasks, load_task_rows
+from agentrl.scoring import MCPScorerFactory, load_scorers
 
 TRAIN_SPLIT = "train"
 GENERATOR = ASSETS_DIR / "laptop" / "generate_tasks.py"
@@ -36,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Load or generate."""
     config = invocation.config
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if invocation.arguments.action == "generate":
         written = generate_laptop_tasks(config)
-        console.print(f"wrote {' and '.join(map(str, written)) or 'nothing: both files are there'}", soft_wrap=True)
+        console.print(f"wrote {' and '.join(map(str, written)) or 'nothing: both files are there'}")
         return 0
     if "run_name" not in config.run.model_fields_set:
         raise ConfigError("RUN_NAME is missing: agentrl tasks load RUN_NAME --train_file tasks.jsonl")
@@ -48,20 +50,20 @@ def run(invocation: Invocation) -> int:
     return 0
 
 
-async def load_train_tasks(config: RunConfig, store: TaskStore) -> tuple[int, int]:
-    """Enqueue the training file as epoch 0; ids already there are left alone. Returns (rows, new ones).
-
-    Raises DatasetError listing bad rows, ConfigError without a file.
-    """
-    rows = load_task_rows(_train_file(config), known_scorers=MCPScorerFactory.names())
+async def enqueue_train_tasks(config: RunConfig, store: TaskStore, *, rows: Sequence[TaskRow]) -> int:
+    """Enqueue the rows as epoch 0; ids already there are left alone. Returns how many are new."""
     tasks = build_tasks(rows, split=TRAIN_SPLIT, epoch=0, num_generations=config.rollout.num_generations)
-    return len(rows), await store.insert_tasks(tasks)
+    return await store.insert_tasks(tasks)
 
 
-def _train_file(config: RunConfig) -> Path:
-    if config.run.train_file is None:
-        raise ConfigError("train_file is not set: give --train_file tasks.jsonl (one JSON object per line)")
-    return config.run.train_file
+def read_task_file(config: RunConfig, name: Literal["train_file", "eval_file"]) -> list[TaskRow]:
+    """The checked rows of the file the setting names. Raises DatasetError listing bad rows, ConfigError if not set."""
+    path = config.run.train_file if name == "train_file" else config.run.eval_file
+    if path is None:
+        raise ConfigError(f"{name} is not set: give --{name} tasks.jsonl (one JSON object per line)")
+    if config.rollout.scorer_module is not None:
+        load_scorers(config.rollout.scorer_module)
+    return load_task_rows(path, known_scorers=MCPScorerFactory.names())
 
 
 def generate_laptop_tasks(config: RunConfig) -> list[Path]:
@@ -84,6 +86,6 @@ def generate_laptop_tasks(config: RunConfig) -> list[Path]:
 
 
 async def _load(config: RunConfig) -> tuple[int, int]:
-    _train_file(config)  # before a database is started for it
+    rows = read_task_file(config, "train_file")  # before a database is started for them
     async with open_run_store(config, may_create=True) as store:
-        return await load_train_tasks(config, store)
+        return len(rows), await enqueue_train_tasks(config, store, rows=rows)

@@ -10,14 +10,17 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 
+from rich.console import Console
+
 from agentrl.cli.connect import prepared_store
+from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_over
 from agentrl.cli.invocation import Invocation
 from agentrl.config import RunConfig
 from agentrl.errors import StoreError, UnavailableError
 from agentrl.protocols import MetricSink, TrainStore
+from agentrl.store import MongoStore
 from agentrl.telemetry import JsonlSink, setup_logging
 from agentrl.types import Worker
 
@@ -25,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run."""
+    """The run, and whether it starts over."""
     parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
+    add_fresh_arguments(parser)
 
 
 def run(invocation: Invocation) -> int:
@@ -34,6 +38,9 @@ def run(invocation: Invocation) -> int:
     from agentrl.train.loop import train
 
     config = invocation.config
+    check_fresh_arguments(invocation.arguments)
+    if invocation.arguments.fresh:
+        asyncio.run(start_over(config, force=invocation.arguments.force, console=Console(stderr=True, markup=False)))
     setup_logging("train", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty())
     heartbeat = Heartbeat(config)
     if os.environ.get("RANK", "0") == "0":
@@ -64,15 +71,15 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat until the process ends."""
-        with suppress(UnavailableError):  # the trainer itself reports that
-            asyncio.run(self._beat())
+        asyncio.run(self._beat())
 
     async def _beat(self) -> None:
-        store = await prepared_store(self._config)
+        store: MongoStore | None = None
         while True:
             try:
+                store = store or await prepared_store(self._config)
                 await store.put_worker(self._describe())
-            except StoreError as error:
+            except (StoreError, UnavailableError) as error:  # the database is away: the next beat tries again
                 logger.warning("heartbeat: %s", error)
             await asyncio.sleep(self._config.store.heartbeat_s)
 

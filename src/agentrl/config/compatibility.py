@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.legacy import LegacyLossFlags, loss_from_legacy_flags
-from agentrl.config.settings import BOOLEAN_WORDS, settings_index
+from agentrl.config.settings import BOOLEAN_WORDS, settings_index, shown_value
 from agentrl.errors import ConfigError
 
 _HF_BATCH_SIZE = 8  # transformers' default of per_device_train_batch_size
@@ -112,7 +112,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 def _whole_number(name: str, given: Mapping[str, Any], *, default: int) -> int:
     text = str(given.get(name, default)).strip()
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ConfigError(f"{name} = {json.dumps(text)}: needs a whole number from 1; for example --{name} {default}")
     return int(text)
 
@@ -157,25 +157,10 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
         neutral=("true", "1", "yes", "on"),
         reason="micro-batches are always packed up to max_tokens; loss and gradient do not depend on the split",
     ),
-    "balance_sample": Unavailable(
-        neutral=("true", "1", "yes", "on"),
-        reason="ranks always get balanced shares; the gradient does not depend on it",
-    ),
     "pad_to_multiple_of": Unavailable(neutral=("1",), reason="sequences are packed without padding"),
     "pad_to_maximum": Unavailable(neutral=_OFF, reason="sequences are packed without padding"),
     "activation_offloading": Unavailable(
         neutral=_OFF, reason="activations stay on the device; --gradient_checkpointing true saves memory"
-    ),
-    "skip_non_positive_advantage": Unavailable(
-        neutral=_OFF, reason="negative advantages are part of the gradient; only zero groups can be dropped"
-    ),
-    "minimal_advantage": Unavailable(
-        neutral=(*_OFF, "0.0"), reason="only groups without any signal are dropped: --drop_zero_advantage true"
-    ),
-    "max_trained_count": Unavailable(neutral=("1",), reason="every sequence is trained exactly once"),
-    "retrained_interval": Unavailable(neutral=("1",), reason="every sequence is trained exactly once"),
-    "resample_error_records": Unavailable(
-        neutral=_OFF, reason="failed Records leave the group baseline and are not sampled again"
     ),
     "enable_repetition_compress": Unavailable(
         neutral=_OFF, reason="repetition ends a Record: --repetition_early_stop_times"
@@ -186,10 +171,6 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
     "target_concurrency": Unavailable(
         neutral=(), reason="the number of Records in flight is --max_concurrent_samples_per_process x --num_samplers"
     ),
-    "efficient_rewarding": Unavailable(neutral=_OFF, reason="every Record of a group is scored"),
-    "reserve_context_error_count": Unavailable(
-        neutral=("0",), reason="Records that reach a limit are scored and trained like any other"
-    ),
     "save_only_model": Unavailable(
         neutral=_OFF, reason="checkpoints hold what a resume needs; the model alone is in the policy folders"
     ),
@@ -197,6 +178,10 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
         neutral=("no", "none"), reason="the trainer does not evaluate; run: agentrl eval RUN_NAME"
     ),
     "eval_steps": Unavailable(neutral=(), reason="the trainer does not evaluate; run: agentrl eval RUN_NAME"),
+    "agent_config_path": Unavailable(
+        neutral=("none", ""),
+        reason="there is no judge or browse agent to configure; register a scorer of your own with --scorer_module",
+    ),
     "trust_remote_code": Unavailable(
         neutral=_OFF, reason="model code comes from transformers, never from a model folder"
     ),
@@ -226,7 +211,7 @@ def check_available(name: str, value: Any, *, origin: str) -> None:
     unavailable = UNAVAILABLE[name]
     if str(value).strip().lower() in unavailable.neutral:
         return
-    shown = json.dumps(value, default=str)
+    shown = shown_value(value)
     accepted = unavailable.neutral[0] if unavailable.neutral else ""
     way_out = f"remove it or set {name} {accepted}" if accepted else "remove it"
     raise ConfigError(f"{origin} = {shown}: not available here: {unavailable.reason}; {way_out}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,7 +27,7 @@ from agentrl.config.compatibility import (
     translated_names,
 )
 from agentrl.config.sections import RunConfig
-from agentrl.config.settings import BOOLEAN_WORDS, sections, settings_index
+from agentrl.config.settings import BOOLEAN_WORDS, sections, settings_index, shown_value
 from agentrl.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "AGENTRL_"
@@ -123,7 +122,7 @@ def _from_file(path: Path | None, source: Source) -> list[Given]:
         raise ConfigError(
             f"--config = {json.dumps(str(path))}: cannot be read ({error.strerror}); give a YAML file"
         ) from None
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, no date
         line = " ".join(str(error).split())
         raise ConfigError(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'YAML'}: {line}") from None
     if content is None:
@@ -246,33 +245,7 @@ def _translate(translation: Translation, merged: Mapping[str, Given], parsed: Ma
             decided[name] = value
         elif rival.source == strongest.source and value != parsed[name]:
             raise ConfigError(
-                f"{strongest.origin} = {json.dumps(strongest.value, default=str)} means {name} = {value}, but "
-                f"{rival.origin} = {json.dumps(rival.value, default=str)} is given too; remove one of them"
+                f"{strongest.origin} = {shown_value(strongest.value)} means {name} = {value}, but "
+                f"{rival.origin} = {shown_value(rival.value)} is given too; remove one of them"
             )
     return decided
-
-
-_URI_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^/\s]*)@")
-_QUERY_SECRET = re.compile(r"(?i)\b((?:api_?key|token|password|secret)=)[^&\s]+")
-_SECRET_FIELDS = frozenset({"mcp_auth_token"})
-_MASK = "***"
-
-
-def masked(config: RunConfig) -> dict[str, Any]:
-    """The configuration as plain JSON values by section, without passwords and tokens: for printing and storing."""
-    dumped: dict[str, dict[str, Any]] = config.model_dump(mode="json")
-    return {
-        section: {name: _masked_value(name, value) for name, value in fields.items()}
-        for section, fields in dumped.items()
-    }
-
-
-def masked_uri(uri: str) -> str:
-    """A URI without its password and secret query parameters."""
-    return _QUERY_SECRET.sub(rf"\1{_MASK}", _URI_PASSWORD.sub(rf"\1:{_MASK}@", uri))
-
-
-def _masked_value(name: str, value: Any) -> Any:
-    if name in _SECRET_FIELDS:
-        return None if value is None else _MASK
-    return masked_uri(value) if isinstance(value, str) else value

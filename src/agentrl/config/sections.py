@@ -8,13 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+SAMPLING_BOUNDS = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31 - 1), "min_p": (0, 1)}
 
 
 class Section(BaseModel):
     """Base of all sections: unknown fields are refused, values never change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -29,9 +31,18 @@ class RunSection(Section):
     output_dir: Path = Field(Path("output"), description="Checkpoints, policies and metrics go to OUTPUT_DIR/RUN_NAME.")
     log_dir: Path = Field(Path("logs/as"), description="Log files of every process: LOG_DIR/<run>_<process>_<n>.log.")
     data_dir: Path = Field(Path("data"), description="Embedded database and cached laptop models.")
-    seed: int = Field(0, description="Seed of task order, sampling fallbacks, model initialisation and data order.")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="Seed of task order, sampling fallbacks, model initialisation and data order."
+    )
     train_file: Path | None = Field(None, description="JSONL of training tasks.")
     eval_file: Path | None = Field(None, description="JSONL of held-out tasks.")
+
+    @field_validator("run_name")
+    @classmethod
+    def _is_no_database_of_the_server(cls, run_name: str) -> str:
+        if run_name.lower() in {"admin", "local", "config"}:
+            raise ValueError(f"run_name = {run_name}: MongoDB keeps its own data under this name; choose another one")
+        return run_name
 
     @property
     def run_dir(self) -> Path:
@@ -46,9 +57,25 @@ class StoreConfig(Section):
         None, description="MongoDB URI. Empty: `agentrl db` starts an embedded server on loopback."
     )
     db_port: int = Field(27117, ge=1, le=65535, description="Port of the embedded database.")
+    db_proxy_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port of a TCP proxy on this machine through which a launch reaches the embedded database; "
+        "`agentrl chaos` sets it. Empty: directly.",
+    )
     db_timeout_s: float = Field(20.0, gt=0, description="Seconds any database operation may take before it fails.")
     lease_s: float = Field(30.0, gt=0, description="Seconds a claim lives without a heartbeat.")
     heartbeat_s: float = Field(5.0, gt=0, description="Seconds between heartbeats of workers, services and claims.")
+
+    @model_validator(mode="after")
+    def _check_claims_outlive_a_heartbeat(self) -> StoreConfig:
+        if self.lease_s <= self.heartbeat_s:
+            raise ValueError(
+                f"lease_s = {self.lease_s:g}, heartbeat_s = {self.heartbeat_s:g}: claims would lapse between two "
+                "heartbeats; lease_s should be several times heartbeat_s"
+            )
+        return self
 
 
 class ModelConfig(Section):
@@ -82,6 +109,24 @@ class InferenceConfig(Section):
     request_timeout_s: float = Field(120.0, gt=0, description="Seconds one completion may take, retries included.")
     policy_poll_s: float = Field(0.1, gt=0, description="Seconds between looks for a new policy version.")
 
+    @model_validator(mode="after")
+    def _check_sampling_params(self) -> InferenceConfig:
+        for name, value in self.preferred_sampling_params.items():
+            if name not in SAMPLING_BOUNDS:
+                known = ", ".join(SAMPLING_BOUNDS)
+                raise ValueError(f"preferred_sampling_params: {name} is not known; there are {known}")
+            low, high = SAMPLING_BOUNDS[name]
+            if not low <= value <= high or (name == "top_k" and value != int(value)):
+                raise ValueError(f"preferred_sampling_params: {name} = {value:g} is not from {low:g} to {high:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_urls(self) -> InferenceConfig:
+        for url in (self.inference_url or "").split(","):
+            if self.inference_url is not None and not url.strip().startswith(("http://", "https://")):
+                raise ValueError("inference_url: every address, separated by commas, needs the form http://host:port")
+        return self
+
 
 class ToolsConfig(Section):
     """MCP servers."""
@@ -102,7 +147,7 @@ class RolloutConfig(Section):
 
     num_generations: int = Field(8, ge=1, description="Records per Task: the group size.")
     max_turns: int = Field(8, ge=1, description="Model calls per Record.")
-    min_turns: int = Field(0, ge=0, description="Correct Records with fewer turns are not trained.")
+    min_turns: int = Field(0, ge=0, description="Correct Records with fewer turns than this are not trained.")
     max_new_tokens: int = Field(64, ge=1, description="Tokens per completion.")
     max_prompt_tokens: int = Field(768, ge=1, description="Context at which a rollout stops with `context_limit`.")
     max_concurrent_samples_per_process: int = Field(96, ge=1, description="Records in flight per sampler process.")
@@ -118,6 +163,11 @@ class RolloutConfig(Section):
     turn_timeout_s: float = Field(180.0, gt=0, description="Seconds one turn may take, its tool calls included.")
     record_timeout_s: float = Field(600.0, gt=0, description="Seconds one Record may take.")
     max_task_attempts: int = Field(20, ge=1, description="Claims of a Task before it is settled as failed.")
+    resample_error_records: bool = Field(
+        False,
+        description="Sample a Record again that failed by infrastructure; the failed attempt is kept in Quarantine.",
+    )
+    max_record_attempts: int = Field(3, ge=1, description="Attempts at a Record with `resample_error_records`.")
     nudge_prompt: str = Field(
         "Call a tool, or give the final answer.", description="User message after a turn with neither call nor answer."
     )
@@ -130,9 +180,18 @@ class RolloutConfig(Section):
     scorer_module: str | None = Field(
         None, description="Python file or dotted module whose import registers further scorers."
     )
-    agent_config_path: Path | None = Field(None, description="YAML with `scorer_agent` and `browse_agent`.")
     enable_sampling: bool = Field(True, description="Off: train on the rows that are in the database.")
     sync_sampling: bool = Field(False, description="Sample only at the newest policy version (max_staleness = 0).")
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> RolloutConfig:
+        last_turn = self.max_turns + self.force_final_answer
+        if self.min_turns > last_turn:
+            raise ValueError(
+                f"min_turns = {self.min_turns}, max_turns = {self.max_turns}: no correct Record would be trained; "
+                "lower min_turns or raise max_turns"
+            )
+        return self
 
 
 class LossConfig(Section):
@@ -181,6 +240,17 @@ class LossConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_bounds_are_in_order(self) -> LossConfig:
+        for low_name, high_name in (
+            ("cispo_clip_low", "cispo_clip_high"),
+            ("rollout_correction_low", "rollout_correction_high"),
+        ):
+            low, high = getattr(self, low_name), getattr(self, high_name)
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"{low_name} = {low:g} is above {high_name} = {high:g}; exchange them")
+        return self
+
+    @model_validator(mode="after")
     def _check_options_have_an_effect(self) -> LossConfig:
         if self.dual_clip is not None and self.loss not in {"GRPO", "GSPO", "CE_GPPO"}:
             raise ValueError(f"dual_clip = {self.dual_clip}: loss = {self.loss!r} has no clipped surrogate; unset it")
@@ -209,9 +279,45 @@ class AlgoConfig(Section):
     advantage: Literal["group_norm", "group_mean", "rloo", "leave_one_out_sign_clip", "none"] = Field(
         "group_norm", description="Group baseline; `none`: every trained token has advantage 1."
     )
-    drop_zero_advantage: bool = Field(True, description="Groups whose advantages are all zero are not trained.")
+    drop_zero_advantage: bool = Field(True, description="Records whose advantage is zero are not trained.")
+    minimal_advantage: float | None = Field(
+        None, description="Records with a smaller advantage are not trained; 0 leaves out the negative ones."
+    )
+    skip_non_positive_advantage: bool = Field(False, description="Train only Records with a positive advantage.")
+    efficient_rewarding: bool = Field(
+        False,
+        description="Reward = score plus a shift within +-0.1 by number of turns: fewer are better for correct "
+        "Records, more for wrong ones; the shifts of each half sum to zero.",
+    )
+    balance_sample: bool = Field(
+        False,
+        description="Train a random m + 1 wrong and m + 2 correct Records of a group, m being the smaller count.",
+    )
+    reserve_context_error_count: int | None = Field(
+        None,
+        ge=0,
+        description="Train only so many, at random, of a group's Records that stopped at the context or turn limit; "
+        "empty: all.",
+    )
     max_staleness: int = Field(1, ge=0, description="Oldest token trained, in policy versions. A hard bound.")
+    max_trained_count: int = Field(
+        1,
+        ge=1,
+        description="Steps that may train a group. Above 1, a step that lacks new groups takes trained ones again, "
+        "within max_staleness.",
+    )
+    retrained_interval: int = Field(1, ge=1, description="Steps from one training of a group to the next, at least.")
     tasks_per_step: int = Field(12, ge=1, description="Groups per optimizer step.")
+
+    @model_validator(mode="after")
+    def _check_retraining_is_possible(self) -> AlgoConfig:
+        if self.max_trained_count > 1 and self.retrained_interval > self.max_staleness:
+            raise ValueError(
+                f"max_trained_count = {self.max_trained_count}: {self.retrained_interval} steps later "
+                f"(retrained_interval) every group is older than max_staleness = {self.max_staleness}; raise "
+                "max_staleness or set max_trained_count = 1"
+            )
+        return self
 
 
 class TrainConfig(Section):
@@ -262,6 +368,15 @@ class RunConfig(Section):
         if isinstance(values, dict) and dict(values.get("rollout", {})).get("sync_sampling"):
             values = {**values, "algo": {**dict(values.get("algo", {})), "max_staleness": 0}}
         return values
+
+    @model_validator(mode="after")
+    def _check_context(self) -> RunConfig:
+        new, length = self.rollout.max_new_tokens, self.inference.context_length
+        if new >= length:
+            raise ValueError(
+                f"max_new_tokens = {new}, context_length = {length}: no prompt would fit; raise context_length"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_group_baseline(self) -> RunConfig:

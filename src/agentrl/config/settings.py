@@ -10,13 +10,15 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from agentrl.config.sections import RunConfig, Section
 from agentrl.errors import ConfigError
 
 _NONE_WORDS = frozenset({"none", "null", ""})
+_INT64 = range(-(2**63), 2**63)  # what the database can hold
+_SHOWN_CHARACTERS = 200
 BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 
 
@@ -63,16 +65,19 @@ class Setting:
         try:
             if isinstance(value, str) and get_origin(self.field.annotation) is dict:
                 value = json.loads(value)
-            return _adapter(self.section, self.name).validate_python(value)
+            parsed = _adapter(self.section, self.name).validate_python(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = "".join(f"[{part}]" for part in first["loc"] if isinstance(part, str))
             raise self._refusal(value, origin=origin + where, reason=first["msg"]) from None
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise self._refusal(value, origin=origin, reason=f"no JSON ({error})") from None
+        if isinstance(parsed, int) and parsed not in _INT64:
+            raise self._refusal(value, origin=origin, reason="the number does not fit 64 bits")
+        return parsed
 
     def _refusal(self, value: Any, *, origin: str, reason: str) -> ConfigError:
-        shown = json.dumps(value, default=str)
+        shown = shown_value(value)
         hint = f"give {self.kind}, for example --{self.name} {show_value(self.default)}"
         return ConfigError(f"{origin} = {shown}: {reason[0].lower()}{reason[1:]}; {hint} ({self.description})")
 
@@ -100,6 +105,12 @@ def sections() -> Mapping[str, type[Section]]:
     return models
 
 
+def shown_value(value: Any) -> str:
+    """A value somebody gave, as a message quotes it: on one line, cut if long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
 def show_value(value: Any) -> str:
     """A value as a user would write it on a command line."""
     if value is None:
@@ -115,7 +126,8 @@ def show_value(value: Any) -> str:
 def _adapter(section: str, name: str) -> TypeAdapter[Any]:
     field = sections()[section].model_fields[name]
     annotation: Any = field.annotation
-    return TypeAdapter(Annotated[annotation, *field.metadata] if field.metadata else annotation)
+    annotated: Any = Annotated[annotation, *field.metadata] if field.metadata else annotation
+    return TypeAdapter(annotated, config=ConfigDict(allow_inf_nan=False))
 
 
 def _kind_of(annotation: Any) -> str:

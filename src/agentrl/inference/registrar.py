@@ -15,6 +15,7 @@ import logging
 
 from agentrl.errors import EngineError, EngineErrorKind, StoreError
 from agentrl.inference.client import EngineClient, ModelInfo
+from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore
 from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
 
@@ -69,6 +70,7 @@ class _Registrar:
     async def follow(self, *, poll_s: float) -> None:
         """Load every new version as soon as it is published."""
         backoff_s = _BACKOFF_FIRST_S
+        pace = Pace(shortest_s=poll_s, longest_s=poll_s)
         while True:
             try:
                 policy = await self._fleet.latest_policy()
@@ -76,7 +78,8 @@ class _Registrar:
                     async with self._load_lock:
                         await self._bring_up(policy)
                     await self._announce()
-                backoff_s, pause_s = _BACKOFF_FIRST_S, poll_s
+                    pace.reset()
+                backoff_s, pause_s = _BACKOFF_FIRST_S, pace.pause()
             except (EngineError, StoreError) as error:
                 logger.warning("service %s (%s): %s", self._service_id, self._client.base_url, error)
                 if isinstance(error, EngineError):

@@ -51,6 +51,9 @@ def load_model(directory: Path, *, device: torch.device, dtype: torch.dtype) -> 
         )
     except (WeightsError, OSError, ValueError, SafetensorError) as error:
         raise UnavailableError(f"model_name_or_path = {directory}: cannot load the model: {error}") from error
+    except RuntimeError as error:  # what transformers raises for tensors of other shapes
+        message = f"model_name_or_path = {directory}: its weights do not fit its config.json"
+        raise UnavailableError(message) from error
     model.requires_grad_(requires_grad=False)
     return model.to(device).eval()
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.inspector.curves import sparkline
+from agentrl.inspector.plain import plain
 from agentrl.types import InferenceService, StepStatus, TaskStatus, TrainStep, Worker
 
 RECENT_STEPS = 40
@@ -109,12 +110,14 @@ def render_status(progress: RunProgress, *, now: datetime) -> RenderableType:
     for service in progress.services:
         doing = f"{service.status.value}, policy v{service.policy_version}"
         table.add_row(
-            f"engine ({service.engine})", service.base_url, doing, str(service.num_running), str(service.num_waiting),
+            plain(f"engine ({service.engine})"), plain(service.base_url), doing,
+            str(service.num_running), str(service.num_waiting),
             _ago(service.heartbeat_at, now=now),
         )  # fmt: skip
     for worker in sorted(progress.workers, key=lambda worker: (worker.kind, worker.id)):
         where = f"{worker.host}, pid {worker.pid}"
-        table.add_row(worker.kind, where, worker.phase, str(worker.num_running), "", _ago(worker.heartbeat_at, now=now))
+        seen = _ago(worker.heartbeat_at, now=now)
+        table.add_row(worker.kind, plain(where), plain(worker.phase), str(worker.num_running), "", seen)
     return Group(render_progress(progress), Text(), table)
 
 

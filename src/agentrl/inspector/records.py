@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.inspector.plain import plain
 from agentrl.types import Record
 
 ANSWER_WIDTH = 32
@@ -23,14 +24,14 @@ def render_records(records: Sequence[Record]) -> RenderableType:
     table.add_column("answer", no_wrap=True, max_width=ANSWER_WIDTH)
     for record in records:
         table.add_row(
-            record.id,
+            plain(record.id),
             record.stop_reason.value if record.stop_reason else record.status.value,
             score_text(record.score),
             str(len(record.turn_ids)),
             str(record.num_tool_calls),
             str(record.num_prompt_tokens),
             str(record.num_completion_tokens),
-            Text(record.answer or record.error or "", style="" if record.answer else "dim"),
+            plain(record.answer or record.error or "", style="" if record.answer else "dim"),
         )
     return table
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import UnavailableError
+from agentrl.inspector.plain import plain
 from agentrl.inspector.records import score_text
 from agentrl.protocols import ReadStore
 from agentrl.types import DispatchedSamplingTask, GroupSettlement, Record, Task, ToolStatus, TrainStep, Turn
@@ -72,9 +73,9 @@ def render_trajectory(trajectory: Trajectory) -> RenderableType:
 def _head(trajectory: Trajectory) -> RenderableType:
     record, task = trajectory.record, trajectory.task
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text("record", style="dim"), Text(record.id, style="bold"))
-    table.add_row(Text("task", style="dim"), Text(f"{task.id}, scorer {task.scorer}, answer in {task.answer_schema}"))
-    table.add_row(Text("expected", style="dim"), Text(str(task.answer)))
+    table.add_row(Text("record", style="dim"), plain(record.id, style="bold"))
+    table.add_row(Text("task", style="dim"), plain(f"{task.id}, scorer {task.scorer}, answer in {task.answer_schema}"))
+    table.add_row(Text("expected", style="dim"), plain(str(task.answer)))
     tokens = f"{record.num_prompt_tokens} prompt + {record.num_completion_tokens} sampled tokens"
     table.add_row(
         Text("size", style="dim"),
@@ -96,7 +97,7 @@ def _turn(turn: Turn) -> Iterator[RenderableType]:
         if tokens.logprobs:
             notes.append(f"mean log-prob {math.fsum(tokens.logprobs) / len(tokens.logprobs):.3f}")
     yield Rule(style="dim")
-    yield Text(" · ".join(notes), style="dim")
+    yield plain(" · ".join(notes), style="dim")
     yield _message("assistant", _response_text(model))
     for call in turn.tools:
         yield _tool_call(call)
@@ -107,7 +108,7 @@ def _tool_call(call: DispatchedSamplingTask) -> RenderableType:
     seconds = (call.finished_at - call.started_at).total_seconds()
     is_ok = call.status == ToolStatus.OK.value
     head = Text.assemble(
-        ("call ", "dim"), (f"{call.request.get('name', call.target)}({arguments})", "yellow"),
+        ("call ", "dim"), plain(f"{call.request.get('name', call.target)}({arguments})", style="yellow"),
         ("  " + call.status, "green" if is_ok else "bold red"), (f"  {seconds:.2f} s", "dim"),
     )  # fmt: skip
     content = str(call.response.get("content", "")) or (call.error or "")
@@ -118,8 +119,8 @@ def _outcome(trajectory: Trajectory) -> RenderableType:
     record, settlement = trajectory.record, trajectory.settlement
     table = Table.grid(padding=(0, 2))
     stop = record.stop_reason.value if record.stop_reason else record.status.value
-    table.add_row(Text("stopped", style="dim"), Text(stop + (f": {record.error}" if record.error else "")))
-    table.add_row(Text("answer", style="dim"), Text(record.answer if record.answer is not None else "-"))
+    table.add_row(Text("stopped", style="dim"), plain(stop + (f": {record.error}" if record.error else "")))
+    table.add_row(Text("answer", style="dim"), plain(record.answer if record.answer is not None else "-"))
     table.add_row(Text("score", style="dim"), score_text(record.score))
     if settlement is not None:
         table.add_row(Text("reward", style="dim"), Text(_number(settlement.rewards, record.id)))
@@ -146,7 +147,7 @@ def _message(role: str, content: str) -> RenderableType:
     label = Text(f"{role:<10}", style=ROLE_STYLES[role])
     table = Table.grid(padding=(0, 1))
     table.add_column(width=10)
-    table.add_row(label, Text(content.strip("\n")))
+    table.add_row(label, plain(content.strip("\n")))
     return table
 
 

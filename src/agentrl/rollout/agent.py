@@ -193,8 +193,9 @@ def _model_dispatch(
     started_at: datetime,
     finished_at: datetime,
 ) -> DispatchedSamplingTask:
+    again = f".{record.attempt}" if record.attempt > 1 else ""
     return DispatchedSamplingTask(
-        id=f"{record.id}/{turn:03d}.{record.fence}",
+        id=f"{record.id}/{turn:03d}.{record.fence}{again}",
         record_id=record.id,
         task_id=record.task_id,
         turn=turn,

@@ -163,7 +163,7 @@ def _lines(stream: IO[bytes]) -> Iterator[tuple[str, Callable[[], Any]]]:
         if size > MAX_LINE_BYTES:
             yield f"line {number}", partial(_refuse_length, size)
         elif line.strip(b" \t\r\n"):
-            yield f"line {number}", partial(_parse_bytes, line)
+            yield f"line {number}", partial(_parse_bytes, line.rstrip(b"\r\n"))
 
 
 def _refuse_length(size: int) -> NoReturn:

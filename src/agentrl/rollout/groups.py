@@ -1,6 +1,8 @@
 """One claimed Task: its group of Records, sampled concurrently and settled once.
 
     claim ─► open Records ─► resume or start each ─► finish each ─► settle (advantages, training rows)
+                                    ▲                     │ failed by infrastructure, with resample_error_records
+                                    └──── next attempt ◄──┘ and attempts left
 
 The claim's lease is renewed by the worker. Losing it cancels the group; whatever was committed stays, and the next
 owner continues from there. Settling is idempotent, so dying just before or after it loses nothing.
@@ -59,6 +61,20 @@ class GroupRunner:
         )
 
     async def _run_record(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
+        """The Record's last attempt. A takeover continues where the last owner stopped, between attempts too."""
+        while True:
+            final, turns = await self._run_attempt(claim, record)
+            if not self._is_sampled_again(final):
+                return final, turns
+            logger.warning("%s: attempt %d failed: %s", final.id, final.attempt, final.error or final.stop_reason)
+            record = await self.store.reopen_record(final)
+
+    def _is_sampled_again(self, record: Record) -> bool:
+        rollout = self.config.rollout
+        is_failure = record.status is RecordStatus.FAILED
+        return rollout.resample_error_records and is_failure and record.attempt < rollout.max_record_attempts
+
+    async def _run_attempt(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
         committed = await self.store.load_turns(record) if record.turn_ids else []
         if record.is_final:
             return record, tuple(committed)

@@ -16,14 +16,16 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
+from agentrl.algo.admission import groups_to_admit
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.errors import StaleClaimError
+from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, Toolbox
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.groups import GroupRunner
@@ -32,8 +34,8 @@ from agentrl.types import ServiceStatus, TaskClaim, TaskStatus, Worker
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_S = 0.05  # bounded polling is what correctness rests on; one claim attempt costs about 3 ms of server time
-MAX_IDLE_POLL_S = 0.5
+SHORTEST_POLL_S = 0.05  # bounded polling is what correctness rests on; a look costs about 3 ms of server time
+LONGEST_POLL_S = 0.5
 REAP_POLL_S = 1.0  # recovery is promised within lease_s + 2 s; a look costs 1.5 ms of server time
 CANCEL_GRACE_S = 10.0
 
@@ -118,15 +120,17 @@ class SamplerWorker:
 
     async def sample_until(self, stop: asyncio.Event) -> None:
         """Claim and run groups while there is capacity, enqueueing new epochs as the queue runs dry."""
-        idle_s = IDLE_POLL_S
+        pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while not stop.is_set():
             self._collect()
-            capacity = await self._capacity()
-            claimed = await self.claim(capacity)
-            if capacity > 0 and not claimed and await self._refill():
+            counts = await self.store.count_tasks(split=self.split)
+            capacity = await self._capacity(num_outstanding=outstanding(counts))
+            claimed = await self.claim(capacity) if counts.get(TaskStatus.PENDING, 0) else 0
+            if capacity > 0 and not claimed and await self._refill(num_pending=counts.get(TaskStatus.PENDING, 0)):
                 continue
-            idle_s = IDLE_POLL_S if claimed else min(idle_s * 1.5, MAX_IDLE_POLL_S)
-            await self._wait(stop, timeout_s=idle_s)
+            if claimed:
+                pace.reset()
+            await self._wait(stop, timeout_s=pace.pause())
 
     async def drain(self) -> None:
         """Run the split's Tasks until none is pending or running (evaluation); no admission, no new epochs."""
@@ -138,7 +142,7 @@ class SamplerWorker:
                 counts = await self.store.count_tasks(split=self.split)
                 if not counts.get(TaskStatus.PENDING, 0) and not counts.get(TaskStatus.RUNNING, 0):
                     return
-            await self._wait(stop, timeout_s=MAX_IDLE_POLL_S)
+            await self._wait(stop, timeout_s=LONGEST_POLL_S)
 
     async def claim(self, limit: int) -> int:
         """Claim up to `limit` Tasks and start their groups."""
@@ -157,21 +161,25 @@ class SamplerWorker:
         most = max(1, rollout.max_concurrent_samples_per_process // rollout.num_generations)
         return most - len(self.groups)
 
-    async def _capacity(self) -> int:
+    async def _capacity(self, *, num_outstanding: int) -> int:
         """How many groups may be claimed now without any of them aging beyond max_staleness."""
         free = self._free_groups()
         if free <= 0:
             return 0
         algo = self.config.algo
-        if not await serves_current_policy(self.store, max_staleness=algo.max_staleness):
+        admitted = groups_to_admit(
+            num_outstanding=num_outstanding,
+            num_free=free,
+            tasks_per_step=algo.tasks_per_step,
+            max_staleness=algo.max_staleness,
+        )
+        if admitted <= 0 or not await can_be_served(self.store, max_staleness=algo.max_staleness):
             return 0
-        outstanding = await count_outstanding(self.store, split=self.split)
-        return min(free, (algo.max_staleness + 1) * algo.tasks_per_step - outstanding)
+        return admitted
 
-    async def _refill(self) -> bool:
+    async def _refill(self, *, num_pending: int) -> bool:
         """Enqueue the next epoch if the queue is empty; whether anything was added."""
-        counts = await self.store.count_tasks(split=self.split)
-        if counts.get(TaskStatus.PENDING, 0):
+        if num_pending:
             return False
         limit = self.config.rollout.num_train_epochs
         while limit is None or self.epoch + 1 < limit:
@@ -251,17 +259,23 @@ class SamplerWorker:
 
 async def count_outstanding(store: TaskStore, *, split: str) -> int:
     """Groups that are running, settled or in training: work the trainer has not finished with."""
-    counts = await store.count_tasks(split=split)
+    return outstanding(await store.count_tasks(split=split))
+
+
+def outstanding(counts: Mapping[TaskStatus, int]) -> int:
+    """The same from counts that are there already."""
     return counts.get(TaskStatus.RUNNING, 0) + counts.get(TaskStatus.SETTLED, 0)
 
 
-async def serves_current_policy(store: FleetStore, *, max_staleness: int) -> bool:
-    """Whether some service serves weights fresh enough that their tokens may still be trained."""
+async def can_be_served(store: FleetStore, *, max_staleness: int) -> bool:
+    """Whether some service is up, with weights so fresh that their tokens may still be trained.
+
+    Without one, claiming would only turn Tasks into typed failures.
+    """
     latest = await store.latest_policy()
-    if latest is None or max_staleness > 0:
-        return True
+    oldest = 0 if latest is None or max_staleness > 0 else latest.version
     services = await store.list_services()
-    return any(s.status is ServiceStatus.UP and s.policy_version >= latest.version for s in services)
+    return any(s.status is ServiceStatus.UP and s.policy_version >= oldest for s in services)
 
 
 def _is_lost_claim(error: BaseException) -> bool:

@@ -1,8 +1,8 @@
 """Payloads for the store: token arrays and JSON values to bytes that BSON can hold, and back bit for bit.
 
-    document            {"_id": "r/0.1", ..., "payload": {"layout": [["prompt_ids", "int32", 3], ...],
-                                                          "encoding": "raw", "num_bytes": 24, "bytes": Binary}}
-    large document      {"_id": "r/0.1", ..., "payload": {"layout": ..., "encoding": "zstd", "num_bytes": ...,
+    document            {"_id": "r/0.1", ..., "payload": {"layout": "prompt_ids int32 3, logprobs float32 2",
+                                                          "num_bytes": 20, "bytes": Binary}}
+    large document      {"_id": "r/0.1", ..., "payload": {"layout": ..., "num_bytes": ..., "encoding": "zstd",
                                                           "num_parts": 2, "sha256": ...}}
     its parts           {"_id": "DispatchedSamplingTask:r/0.1#0", "bytes": Binary}, "...#1"
 
@@ -49,24 +49,34 @@ def pack(arrays: Mapping[str, Array | bytes]) -> Payload:
 
     Raises ValueError for another dtype: a silent cast would not read back equal.
     """
-    layout: list[list[Any]] = []
+    layout: list[str] = []
     chunks: list[bytes] = []
     for name, array in arrays.items():
         kind = "bytes" if isinstance(array, bytes) else str(array.dtype)
         if kind not in _DTYPES:
             raise ValueError(f"array {name} has dtype {kind}: the store keeps {', '.join(_DTYPES)}; convert it first")
-        layout.append([name, kind, len(array)])
+        layout.append(f"{name} {kind} {len(array)}")
         chunks.append(array if isinstance(array, bytes) else array.astype(_DTYPES[kind], copy=False).tobytes())
     raw = b"".join(chunks)
-    header: dict[str, Any] = {"layout": layout, "encoding": "raw", "num_bytes": len(raw)}
+    header: dict[str, Any] = {"layout": ", ".join(layout), "num_bytes": len(raw)}
     if len(raw) > COMPRESS_ABOVE_BYTES:
         raw = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(raw)
-        header["encoding"] = "zstd"
+        header["encoding"] = "zstd"  # else as it is
     if len(raw) <= PART_BYTES:
         return Payload(header={**header, "bytes": Binary(raw)}, parts=())
     parts = tuple(raw[start : start + PART_BYTES] for start in range(0, len(raw), PART_BYTES))
     header |= {"num_parts": len(parts), "sha256": hashlib.sha256(raw).hexdigest()}
     return Payload(header=header, parts=parts)
+
+
+def pack_apart(name: str, array: Array) -> Payload:
+    """Pack one int32 array all of whose bytes go into parts, so that several documents can name the same ones."""
+    payload = pack({name: array})
+    if payload.parts:
+        return payload
+    raw = bytes(payload.header["bytes"])
+    header = {key: value for key, value in payload.header.items() if key != "bytes"}
+    return Payload(header={**header, "num_parts": 1, "sha256": hashlib.sha256(raw).hexdigest()}, parts=(raw,))
 
 
 def unpack(header: Mapping[str, Any], *, parts: Sequence[bytes] = ()) -> dict[str, Array | bytes]:
@@ -79,13 +89,14 @@ def unpack(header: Mapping[str, Any], *, parts: Sequence[bytes] = ()) -> dict[st
         raise StoreError(f"{len(parts)} of {header['num_parts']} payload parts do not match their checksum")
     num_bytes: int = header["num_bytes"]
     raw = stored
-    if header["encoding"] == "zstd":
+    if header.get("encoding") == "zstd":
         raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=num_bytes)
     arrays: dict[str, Array | bytes] = {}
     offset = 0
-    for name, kind, length in header["layout"]:
+    for entry in filter(None, header["layout"].split(", ")):
+        name, kind, length = entry.split(" ")
         dtype = np.dtype(_DTYPES[kind])
-        end = offset + length * dtype.itemsize
+        end = offset + int(length) * dtype.itemsize
         piece = raw[offset:end]
         arrays[name] = piece if kind == "bytes" else np.frombuffer(piece, dtype=dtype).astype(dtype.newbyteorder("="))
         offset = end

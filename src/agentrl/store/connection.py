@@ -19,19 +19,22 @@ from urllib.parse import parse_qsl, urlsplit
 
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, BulkWriteError, ConfigurationError, InvalidURI, OperationFailure, PyMongoError
 from pymongo.write_concern import WriteConcern
 
-from agentrl.errors import ConfigError, StoreError, UnavailableError
+from agentrl.config.secrets import masked_uri
+from agentrl.errors import ConfigError, DatabaseUnavailableError, StoreError, UnavailableError
 from agentrl.store.documents import Document, utc_milliseconds
-from agentrl.store.indexes import INDEXES
+from agentrl.store.indexes import IMPORT, INDEXES
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DUPLICATE_KEY: Final = 11000
+RESERVED_DATABASES: Final = frozenset({"admin", "local", "config"})
 _RETRYABLE_CODES: Final = frozenset(
     {11600, 11602, 91, 189, 10107, 13435, 112, 24}
 )  # shutdown, step-down, write conflict
@@ -40,7 +43,7 @@ _MAX_BACKOFF_S: Final = 1.0
 _CLOCK_REFRESH_S: Final = 30.0
 _CODEC: Final[CodecOptions[Document]] = CodecOptions(tz_aware=True, tzinfo=UTC)
 
-_EMBEDDED_OPTIONS: Final = "retryWrites=false&maxIdleTimeMS=120000&journal=true"
+_EMBEDDED_OPTIONS: Final = "directConnection=true&retryWrites=false&maxIdleTimeMS=120000&journal=true"
 _SERVER_OPTIONS: Final[Mapping[str, Any]] = {"retryWrites": True, "w": "majority", "journal": True}
 
 
@@ -48,20 +51,15 @@ def embedded_uri(port: int) -> str:
     """URI of an embedded server on loopback.
 
     The options are not optional: the embedded server slows down by an order of magnitude with retryable writes, loses
-    acknowledged writes on kill -9 without the journal, and closes idle connections after 300 s.
+    acknowledged writes on kill -9 without the journal, and closes idle connections after 300 s. It also names itself as
+    the only member of a replica set, which would lead clients around a proxy in front of it.
     """
     return f"mongodb://127.0.0.1:{port}/?{_EMBEDDED_OPTIONS}"
 
 
 def redact_uri(uri: str) -> str:
     """The URI without its password, for messages."""
-    scheme, separator, rest = uri.partition("://")
-    authority, slash, tail = rest.partition("/")
-    credentials, at, hosts = authority.rpartition("@")
-    if not at:
-        return uri
-    user = credentials.partition(":")[0]
-    return f"{scheme}{separator}{user}:***@{hosts}{slash}{tail}"
+    return masked_uri(uri)
 
 
 class Database:
@@ -85,7 +83,7 @@ class Database:
                 appname="agentrl",
                 **options,
             )
-        except (InvalidURI, ConfigurationError) as error:
+        except (InvalidURI, ConfigurationError, ValueError) as error:  # ValueError: what it says of a port like "s3/x"
             raise ConfigError(f"db_connection_string = {self.uri}: {error}; write mongodb://host:port") from error
         self._database = self._client.get_database(name, codec_options=_CODEC)
         self.clock = ServerClock(self._read_server_time)
@@ -98,15 +96,33 @@ class Database:
         """The collection; an acknowledged write may be lost if the server crashes."""
         return self._database.get_collection(collection, write_concern=WriteConcern(w=1))
 
+    def raw(self, collection: str) -> AsyncCollection[RawBSONDocument]:
+        """The collection, its documents as the bytes the server keeps."""
+        options: Any = CodecOptions(document_class=RawBSONDocument)
+        return cast("AsyncCollection[RawBSONDocument]", self.durable(collection).with_options(codec_options=options))
+
     async def prepare(self) -> None:
         """Check that the server answers and create the indexes. Raises UnavailableError."""
+        await self.connect()
+        await self.create_indexes()
+        unfinished = await self.run("look for an import", lambda: self.durable(IMPORT).find_one({}))
+        if unfinished is not None:
+            raise UnavailableError(
+                f"run {self.name} holds part of an import that broke off: repeat `agentrl db import` to complete it"
+            )
+
+    async def connect(self) -> None:
+        """Check that the server answers. Raises DatabaseUnavailableError."""
         try:
             await self.run("connect", self.clock.refresh)
         except StoreError as error:
-            raise UnavailableError(
+            raise DatabaseUnavailableError(
                 f"no MongoDB answers at {self.uri} within {self.timeout_s:g} s ({error.__cause__}): start one with "
                 f"`agentrl db`, or set db_connection_string to one that runs"
             ) from error
+
+    async def create_indexes(self) -> None:
+        """Create the indexes that are missing."""
         for collection, indexes in INDEXES.items():
             await self.run("create indexes", partial(self.durable(collection).create_indexes, list(indexes)))
 
@@ -156,6 +172,27 @@ class Database:
         reply = await self._client.admin.command("hello")
         moment: datetime = reply["localTime"]
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+    async def list_databases(self) -> list[str]:
+        """Names of all databases that may hold a run. Creates nothing, so it may be asked before `prepare`."""
+        names = await self.run("list databases", self._client.list_database_names)
+        return sorted(set(names) - RESERVED_DATABASES)
+
+    async def list_collections(self) -> list[str]:
+        """Names of the collections that are there."""
+        return await self._database.list_collection_names()
+
+    async def exists(self) -> bool:
+        """Whether the server has a database of this name. Creates nothing."""
+        return self.name in await self.list_databases()
+
+    async def drop_collection(self, collection: str) -> None:
+        """Remove a collection."""
+        await self.run(f"drop {collection}", lambda: self._database.drop_collection(collection))
+
+    async def drop(self) -> None:
+        """Remove the database. The caller has verified a copy, or owns the database (tests)."""
+        await self.run("drop the database", lambda: self._client.drop_database(self.name))
 
     async def close(self) -> None:
         """Disconnect."""

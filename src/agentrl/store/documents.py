@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from bson.binary import Binary
@@ -37,6 +37,9 @@ from agentrl.types import (
 )
 
 Document = dict[str, Any]
+
+PROMPT: Final = "Prompt"  # TokenParts that the first turns of a group share
+SHARE_PROMPTS_ABOVE: Final = 128  # tokens; below, naming the parts costs as much as it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ def claim_from_document(document: Mapping[str, Any]) -> TaskClaim:
 
 def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[SequenceSummary]) -> Document:
     """The decision on a group as embedded in its Task."""
-    record_ids = dict.fromkeys([*settlement.rewards, *settlement.advantages])
+    record_ids = dict.fromkeys([*settlement.scores, *settlement.rewards, *settlement.advantages])
     return {
         "outcome": settlement.outcome.value,
         "drop_reason": settlement.drop_reason,
@@ -126,8 +129,10 @@ def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[S
         "records": [
             {
                 "id": record_id,
+                "score": settlement.scores.get(record_id),
                 "reward": settlement.rewards.get(record_id),
                 "advantage": settlement.advantages.get(record_id),
+                "untrained": settlement.untrained.get(record_id),
             }
             for record_id in record_ids
         ],
@@ -153,6 +158,8 @@ def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> Gro
         rewards={record["id"]: record["reward"] for record in records if record["reward"] is not None},
         advantages={record["id"]: record["advantage"] for record in records if record["advantage"] is not None},
         num_failed=settlement["num_failed"],
+        scores={record["id"]: record["score"] for record in records if record.get("score") is not None},
+        untrained={record["id"]: record["untrained"] for record in records if record.get("untrained") is not None},
     )
 
 
@@ -179,6 +186,7 @@ def record_to_document(record: Record) -> Document:
         "split": record.split,
         "generation": record.generation,
         "fence": record.fence,
+        "attempt": record.attempt,
         "num_turns": len(record.turn_ids),
         "turn_ids": list(record.turn_ids),
         "turn_prompt_tokens": list(record.turn_prompt_tokens),
@@ -227,6 +235,7 @@ def record_from_document(document: Mapping[str, Any]) -> Record:
         num_tool_calls=document["num_tool_calls"],
         started_at=document["started_at"],
         finished_at=document["finished_at"],
+        attempt=document.get("attempt", 1),
     )
 
 
@@ -255,6 +264,7 @@ def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> 
         "error": codec.encode_json_value(dispatch.error),
     }
     arrays: dict[str, codec.Array | bytes] = {}
+    shared: tuple[Document, ...] = ()
     if dispatch.tokens is not None:
         tokens = dispatch.tokens
         document["tokens"] = {
@@ -262,7 +272,11 @@ def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> 
             "finish_reason": tokens.finish_reason,
             "version_spans": [[span.version, span.start, span.end] for span in tokens.version_spans],
         }
-        arrays["prompt_ids"] = np.array(tokens.prompt_ids, dtype=np.int32)
+        prompt_ids = np.array(tokens.prompt_ids, dtype=np.int32)
+        if tokens.parent_turn < 0 and len(prompt_ids) > SHARE_PROMPTS_ABOVE:
+            document["tokens"]["prompt"], shared = _shared_prompt(dispatch.task_id, prompt_ids)
+        else:
+            arrays["prompt_ids"] = prompt_ids
         arrays["completion_ids"] = np.array(tokens.completion_ids, dtype=np.int32)
         arrays["logprobs"] = np.array(tokens.logprobs, dtype=np.float32)
     for name, value in (("request", dispatch.request), ("response", dispatch.response)):
@@ -270,12 +284,29 @@ def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> 
             arrays[name] = json.dumps(value).encode("ascii")
         else:
             document[name] = codec.encode_json_value(value)
-    return with_payload(DISPATCH, document, arrays)
+    encoded = with_payload(DISPATCH, document, arrays)
+    return Encoded(document=encoded.document, parts=(*shared, *encoded.parts))
+
+
+def _shared_prompt(task_id: str, prompt_ids: codec.Array) -> tuple[Document, tuple[Document, ...]]:
+    """Where the prompt is, for the dispatch, and the TokenParts that hold it, the same for the whole group."""
+    payload = codec.pack_apart("prompt_ids", prompt_ids)
+    ids = codec.part_ids(PROMPT, f"{task_id}:{payload.header['sha256']}", payload.header)
+    return payload.header, _part_documents(ids, payload.parts)
+
+
+def prompt_part_ids(document: Mapping[str, Any]) -> list[str]:
+    """Ids of the TokenParts with the prompt of a dispatch; empty if it has its prompt itself."""
+    header = document.get("tokens", {}).get("prompt")
+    return [] if header is None else codec.part_ids(PROMPT, f"{document['task_id']}:{header['sha256']}", header)
 
 
 def dispatch_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes]) -> DispatchedSamplingTask:
-    """One request and its reply."""
-    arrays = codec.unpack(document["payload"], parts=parts) if "payload" in document else {}
+    """One request and its reply. `parts`: those of its payload, then those of its prompt (parts.py)."""
+    num_own = document.get("payload", {}).get("num_parts", 0)
+    arrays = codec.unpack(document["payload"], parts=parts[:num_own]) if "payload" in document else {}
+    if "prompt" in document.get("tokens", {}):
+        arrays |= codec.unpack(document["tokens"]["prompt"], parts=parts[num_own:])
     tokens = None
     if "tokens" in document:
         header = document["tokens"]
@@ -318,9 +349,12 @@ def with_payload(collection: str, document: Document, arrays: Mapping[str, codec
     if not arrays:
         return Encoded(document=document, parts=())
     payload = codec.pack(arrays)
-    ids = codec.part_ids(collection, document["_id"], payload.header)
-    parts = tuple(
-        {"_id": part_id, "schema_version": SCHEMA_VERSION, "bytes": Binary(part)}
-        for part_id, part in zip(ids, payload.parts, strict=True)
-    )
+    parts = _part_documents(codec.part_ids(collection, document["_id"], payload.header), payload.parts)
     return Encoded(document={**document, "payload": payload.header}, parts=parts)
+
+
+def _part_documents(ids: Sequence[str], parts: Sequence[bytes]) -> tuple[Document, ...]:
+    return tuple(
+        {"_id": part_id, "schema_version": SCHEMA_VERSION, "bytes": Binary(part)}
+        for part_id, part in zip(ids, parts, strict=True)
+    )

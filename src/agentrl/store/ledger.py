@@ -56,7 +56,8 @@ class Ledger:
         return step_from_document(await steps.find_one({"_id": plan.step}) or document)
 
     async def _consume(self, step: TrainStep) -> None:
-        trained = [task_id for task_id in step.task_ids if task_id not in step.dropped]
+        kept = {*step.dropped, *step.retained}
+        trained = [task_id for task_id in step.task_ids if task_id not in kept]
         await self._mark(trained, {"consumed_step": step.step})
         for reason in dict.fromkeys(step.dropped.values()):
             dropped = [task_id for task_id, why in step.dropped.items() if why == reason]

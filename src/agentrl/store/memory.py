@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentrl.errors import StaleClaimError, StoreError
+from agentrl.store.attempts import attempt_key, attempt_reason, check_reopening, next_attempt
 from agentrl.store.claims import at_epoch
+from agentrl.store.memory_audit import MemoryAuditReads
 from agentrl.store.turns import extend_record
 from agentrl.types import (
     DBRecordData,
@@ -59,7 +61,7 @@ class _Quarantined:
     ids: list[str] = field(default_factory=list)
 
 
-class MemoryStore:
+class MemoryStore(MemoryAuditReads):
     """agentrl.protocols.Store in dictionaries. Methods never suspend, so each is atomic. `clock` is server time."""
 
     def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -154,7 +156,7 @@ class MemoryStore:
                 status=RecordStatus.RUNNING,
                 started_at=self._clock(),
             )
-        elif not record.is_final:
+        elif record.status is not RecordStatus.FINISHED:
             record = replace(record, fence=claim.fence)
         self._records[record_id] = record
         return record
@@ -177,6 +179,8 @@ class MemoryStore:
         if header.fence != record.fence:
             ids = [turn.model.id, *(tool.id for tool in turn.tools)]
             raise self._refusal(f"turn {turn.model.id}", fence=record.fence, ids=ids)
+        if header.attempt != record.attempt:
+            raise StoreError(f"turn {turn.model.id}: {record.id} is at attempt {header.attempt}")
         if header.is_final or len(header.turn_ids) != len(record.turn_ids):
             raise StoreError(
                 f"turn {turn.model.id}: {record.id} has {len(header.turn_ids)} turns and is {header.status}"
@@ -191,6 +195,8 @@ class MemoryStore:
         header = self._records[record.id]
         if header.fence != record.fence:
             raise self._refusal(f"result of {record.id}", fence=record.fence, ids=[record.id])
+        if header.attempt != record.attempt:
+            raise StoreError(f"result of {record.id}, attempt {record.attempt}: it is at attempt {header.attempt}")
         final = replace(
             header,
             status=record.status,
@@ -205,6 +211,15 @@ class MemoryStore:
         if header.is_final and replace(final, finished_at=header.finished_at) != header:
             raise StoreError(f"result of {record.id}: another one was written before at fence {record.fence}")
         self._records[record.id] = header if header.is_final else final
+
+    async def reopen_record(self, record: Record) -> Record:
+        """See TaskStore.reopen_record."""
+        header = self._records[record.id]
+        if not check_reopening(record, header=header):
+            key, reason = attempt_key(header), attempt_reason(header)
+            self.quarantined[key] = _Quarantined(what=key, reason=reason, ids=list(header.turn_ids))
+            self._records[record.id] = header = next_attempt(header)
+        return header
 
     async def settle_task(
         self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]
@@ -305,7 +320,7 @@ class MemoryStore:
             checkpoint=step.checkpoint,
             committed_at=step.committed_at or self._clock(),
         )
-        for task_id in plan.task_ids:
+        for task_id in (task_id for task_id in plan.task_ids if task_id not in plan.retained):
             self._consume(task_id, step=step.step, reason=plan.dropped.get(task_id))
 
     async def drop_groups(self, drops: Mapping[str, str]) -> None:

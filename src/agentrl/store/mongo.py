@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from agentrl.protocols import QuarantinedWork, TaskState
+from agentrl.store.attempts import reopen_record
+from agentrl.store.audit_reads import AuditReader
 from agentrl.store.connection import Database
 from agentrl.store.fleet import Fleet
+from agentrl.store.indexes import RECORD, TASK
 from agentrl.store.ledger import Ledger
 from agentrl.store.reading import Reader
 from agentrl.store.sequences import SequenceRows
@@ -16,6 +20,7 @@ from agentrl.store.tasks import TaskQueue
 from agentrl.store.turns import RecordWriter
 from agentrl.types import (
     DBRecordData,
+    DispatchedSamplingTask,
     GroupSettlement,
     InferenceService,
     PolicyVersion,
@@ -52,10 +57,19 @@ class MongoStore:
         self._ledger = Ledger(database)
         self._fleet = Fleet(database)
         self._reader = Reader(database)
+        self._audit = AuditReader(database)
 
     async def prepare(self) -> None:
         """See Store.prepare."""
         await self._database.prepare()
+
+    async def list_runs(self) -> list[str]:
+        """Names of the runs on this server. May be called before `prepare`, which would create this one.
+
+        Raises UnavailableError if no server answers.
+        """
+        await self._database.connect()
+        return await self._database.list_databases()
 
     async def close(self) -> None:
         """See Store.close."""
@@ -103,6 +117,10 @@ class MongoStore:
     async def finish_record(self, record: Record) -> None:
         """See TaskStore.finish_record."""
         await self._records.finish(record)
+
+    async def reopen_record(self, record: Record) -> Record:
+        """See TaskStore.reopen_record."""
+        return await reopen_record(record, database=self._database, quarantine=self._records.quarantine)
 
     async def settle_task(
         self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]
@@ -213,3 +231,37 @@ class MongoStore:
     async def steps_of_task(self, task_id: str) -> list[TrainStep]:
         """See ReadStore.steps_of_task."""
         return await self._ledger.steps_of_task(task_id)
+
+    # --- AuditStore ---------------------------------------------------------------------------------------------
+
+    async def list_task_ids(self) -> list[str]:
+        """See AuditStore.list_task_ids."""
+        return await self._audit.list_ids(TASK)
+
+    async def list_record_ids(self) -> list[str]:
+        """See AuditStore.list_record_ids."""
+        return await self._audit.list_ids(RECORD)
+
+    async def find_tasks(self, ids: Sequence[str]) -> list[TaskState]:
+        """See AuditStore.find_tasks."""
+        return await self._audit.find_tasks(ids)
+
+    async def find_records(self, ids: Sequence[str]) -> list[Record]:
+        """See AuditStore.find_records."""
+        return await self._audit.find_records(ids)
+
+    async def find_dispatches(self, turn_ids: Sequence[str]) -> dict[str, list[DispatchedSamplingTask]]:
+        """See AuditStore.find_dispatches."""
+        return await self._audit.find_dispatches(turn_ids)
+
+    async def find_sequences(self, ids: Sequence[str]) -> list[DBRecordData]:
+        """See AuditStore.find_sequences."""
+        return await self._audit.find_sequences(ids)
+
+    async def list_policies(self) -> list[PolicyVersion]:
+        """See AuditStore.list_policies."""
+        return await self._audit.list_policies()
+
+    async def list_quarantined(self) -> list[QuarantinedWork]:
+        """See AuditStore.list_quarantined."""
+        return await self._audit.list_quarantined()

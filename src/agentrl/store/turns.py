@@ -14,10 +14,11 @@ came back in between may have lost the relaxed writes without the driver noticin
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from typing import Final
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -25,6 +26,7 @@ from pymongo import UpdateOne
 from pymongo.errors import AutoReconnect
 
 from agentrl.errors import StaleClaimError, StoreError
+from agentrl.store.attempts import any_spelling
 from agentrl.store.connection import Database
 from agentrl.store.documents import (
     Document,
@@ -46,6 +48,9 @@ from agentrl.types import (
     Turn,
 )
 
+MESSAGE_BYTES: Final = 8 * 1024 * 1024
+_TAKEN_OVER: Final = [RecordStatus.RUNNING.value, RecordStatus.FAILED.value]  # a failed one may be reopened
+
 
 class _Outcome(StrEnum):
     DONE = "done"
@@ -60,6 +65,7 @@ class _HeaderWrite:
 
     record_id: str
     fence: int
+    attempt: int
     num_turns: int | None  # None: whatever it is
     update: Document
     parts: tuple[RawBSONDocument, ...]
@@ -68,7 +74,12 @@ class _HeaderWrite:
 
     @property
     def operation(self) -> UpdateOne:
-        query: Document = {"_id": self.record_id, "fence": self.fence, "status": RecordStatus.RUNNING.value}
+        query: Document = {
+            "_id": self.record_id,
+            "fence": self.fence,
+            "status": RecordStatus.RUNNING.value,
+            "attempt": any_spelling(self.attempt),
+        }
         if self.num_turns is not None:
             query["num_turns"] = self.num_turns
         return UpdateOne(query, self.update)
@@ -118,7 +129,7 @@ class RecordWriter:
         if missing:
             await self._database.insert_new(headers, missing)
         await headers.update_many(
-            {"_id": {"$in": ids}, "status": RecordStatus.RUNNING.value, "fence": {"$lt": claim.fence}},
+            {"_id": {"$in": ids}, "status": {"$in": _TAKEN_OVER}, "fence": {"$lt": claim.fence}},
             {"$set": {"fence": claim.fence}},
         )
         records = [record_from_document(document) async for document in headers.find({"_id": {"$in": ids}})]
@@ -135,6 +146,7 @@ class RecordWriter:
         write = _HeaderWrite(
             record_id=record.id,
             fence=record.fence,
+            attempt=record.attempt,
             num_turns=len(record.turn_ids),
             update={
                 "$push": {"turn_ids": turn.model.id, "turn_prompt_tokens": extended.turn_prompt_tokens[-1]},
@@ -162,6 +174,7 @@ class RecordWriter:
         write = _HeaderWrite(
             record_id=record.id,
             fence=record.fence,
+            attempt=record.attempt,
             num_turns=None,
             update={"$set": {**fields, "finished_at": await self._database.stamp(record.finished_at)}},
             parts=(),
@@ -218,9 +231,8 @@ class RecordWriter:
 
     async def _insert(self, writes: Sequence[_HeaderWrite]) -> set[str]:
         """Insert what the headers stand on. Returns ids that were there with other content."""
-        for write in writes:
-            for part in write.parts:  # one at a time: together they may exceed the message limit
-                await self._database.insert_new(self._database.durable(TOKEN_PART), [part])
+        for parts in _parts_in_messages(writes):
+            await self._database.insert_new(self._database.durable(TOKEN_PART), parts)
         documents = {key: document for write in writes for key, document in write.dispatches.items()}
         if not documents:
             return set()
@@ -240,6 +252,20 @@ class RecordWriter:
         return outcomes
 
 
+def _parts_in_messages(writes: Sequence[_HeaderWrite]) -> Iterator[list[RawBSONDocument]]:
+    """The TokenParts of a batch, each once, in lists well below the message limit."""
+    message: list[RawBSONDocument] = []
+    num_bytes = 0
+    for part in {part["_id"]: part for write in writes for part in write.parts}.values():
+        if message and num_bytes + len(part.raw) > MESSAGE_BYTES:
+            yield message
+            message, num_bytes = [], 0
+        message.append(part)
+        num_bytes += len(part.raw)
+    if message:
+        yield message
+
+
 def _raw(document: Document) -> RawBSONDocument:
     """Encoded by the caller, so that a value BSON refuses fails its own turn and not the batch."""
     return RawBSONDocument(bson.encode(document))
@@ -253,11 +279,14 @@ def _judge(write: _HeaderWrite, header: Document | None) -> _Outcome:
     if turn_id is not None:
         done = turn_id in header["turn_ids"]
     else:
-        done = header["fence"] == write.fence and all(header[k] == value for k, value in write.done_when.items())
+        is_same = (header["fence"], header.get("attempt", 1)) == (write.fence, write.attempt)
+        done = is_same and all(header[k] == value for k, value in write.done_when.items())
     if done:
         return _Outcome.DONE
     if header["fence"] != write.fence:
         return _Outcome.STALE
+    if header.get("attempt", 1) != write.attempt:
+        return _Outcome.CONFLICT
     untouched = header["status"] == RecordStatus.RUNNING and write.num_turns in {None, header["num_turns"]}
     return _Outcome.LOST if untouched else _Outcome.CONFLICT
 

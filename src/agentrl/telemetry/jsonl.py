@@ -13,7 +13,8 @@ class JsonlSink:
     """A MetricSink that appends `{"step": 3, "reward": 0.4, ...}` lines to a file; one writer per file.
 
     Writing a step that the file already has, or has gone beyond, first removes it and all later ones (a resume repeats
-    them), and a line that a kill cut off. Numbers JSON cannot hold (NaN, infinity) become null.
+    them), and a line that a kill or a power cut left half-written. Numbers JSON cannot hold (NaN, infinity) become
+    null.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +42,19 @@ class JsonlSink:
         size = 0
         with self._path.open("rb") as lines:
             for line in lines:
-                if not line.endswith(b"\n") or json.loads(line)["step"] >= step:
+                known_step = _step_of(line)
+                if known_step is None or known_step >= step:
                     break
                 size += len(line)
         self._file.truncate(size)
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a whole line; None for one that was not written to its end."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        step: int = json.loads(line)["step"]
+    except ValueError:
+        return None
+    return step

@@ -20,6 +20,7 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from agentrl.config.marks import LAUNCH_MARK
 from agentrl.tools.config_file import ServerConfig, TransportKind
 from agentrl.tools.requests import shorten
 
@@ -107,8 +108,9 @@ async def open_transport(
 
 @asynccontextmanager
 async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIterator[Streams]:
+    mark = {name: value for name, value in os.environ.items() if name == LAUNCH_MARK}  # the SDK hands on little else
     parameters = StdioServerParameters(
-        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+        command=server.command, args=list(server.args), env={**server.env, **mark}, cwd=server.cwd
     )
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd, "rb", 0) as reader, os.fdopen(write_fd, "w") as errlog:

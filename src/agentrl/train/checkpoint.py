@@ -4,10 +4,12 @@
         model.safetensors, config.json, tokenizer...   float32, loads in transformers
         optimizer/                        AdamW state, sharded (torch.distributed.checkpoint)
         rng_0.pt, rng_1.pt, ...           random generators of each rank
-        checkpoint.json                   step, its metrics, number of ranks
+        checkpoint.json                   step, its metrics, number of ranks, size of every file
     run_dir/checkpoints/step_25.tmp/      a kill while writing leaves this; ignored, removed at the next start
 
-The step's ledger entry may still be open when a checkpoint exists; `checkpoint.json` carries what closes it.
+A folder whose files are not all there in full (a disk that lost writes, a careless copy) is passed over with a warning;
+the steps after an older checkpoint are replayed from the ledger. The step's ledger entry may still be open when a
+checkpoint exists; `checkpoint.json` carries what closes it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
+from agentrl.errors import ConfigError
 from agentrl.train.export import UNFINISHED_SUFFIX, finish_directory, model_state, unwrapped, write_model
 
 log = logging.getLogger(__name__)
@@ -49,13 +52,23 @@ class Checkpoint:
 
 
 def newest_checkpoint(checkpoints_dir: Path) -> Checkpoint | None:
-    """The complete checkpoint of the highest step, if any."""
-    found = _by_step(checkpoints_dir)
-    if not found:
-        return None
-    path = found[max(found)]
-    state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    return Checkpoint(path=path, step=state["step"], metrics=state["metrics"], num_processes=state["num_processes"])
+    """The intact checkpoint of the highest step; None if there never was one. Raises ConfigError if all are damaged."""
+    damages = []
+    for _, path in sorted(_by_step(checkpoints_dir).items(), reverse=True):
+        damage = _damage(path)
+        if damage is None:
+            state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+            return Checkpoint(
+                path=path, step=state["step"], metrics=state["metrics"], num_processes=state["num_processes"]
+            )
+        log.warning("checkpoint %s is damaged and passed over: %s", path, damage)
+        damages.append(f"{path.name}: {damage}")
+    if damages:
+        raise ConfigError(
+            f"no checkpoint in {checkpoints_dir} is intact ({'; '.join(damages)}); restore one, or move the folder "
+            "away to replay the whole ledger from the start model"
+        )
+    return None
 
 
 def checkpoint_path(checkpoints_dir: Path, step: int) -> Path:
@@ -87,7 +100,10 @@ def save_checkpoint(
     torch.save(_random_state(), unfinished / f"rng_{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        contents = {"step": step, "metrics": dict(metrics), "num_processes": accelerator.num_processes}
+        sizes = {str(f.relative_to(unfinished)): f.stat().st_size for f in unfinished.rglob("*") if f.is_file()}
+        contents = {
+            "step": step, "metrics": dict(metrics), "num_processes": accelerator.num_processes, "sizes": sizes
+        }  # fmt: skip
         (unfinished / STATE_FILE).write_text(json.dumps(contents), encoding="utf-8")
         finish_directory(path)
     accelerator.wait_for_everyone()
@@ -116,8 +132,8 @@ def load_training_state(
 
 
 def prune_checkpoints(checkpoints_dir: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints."""
-    found = _by_step(checkpoints_dir)
+    """Delete all but the newest `keep` intact checkpoints. Damaged ones are left: a replay writes them anew."""
+    found = {step: path for step, path in _by_step(checkpoints_dir).items() if _damage(path) is None}
     for step in sorted(found)[:-keep]:
         shutil.rmtree(found[step])
 
@@ -127,6 +143,21 @@ def _by_step(checkpoints_dir: Path) -> dict[int, Path]:
         return {}
     named = ((_STEP_NAME.fullmatch(path.name), path) for path in checkpoints_dir.iterdir())
     return {int(match.group(1)): path for match, path in named if match and (path / STATE_FILE).is_file()}
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None. Content is not read: it may be many gigabytes."""
+    try:
+        sizes = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get("sizes", {})
+    except (OSError, ValueError) as error:
+        return f"{STATE_FILE} cannot be read ({error})"
+    for name, size in sizes.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+    return None
 
 
 def _save_optimizer(directory: Path, *, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

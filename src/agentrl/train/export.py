@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError, safe_open
 
 from agentrl.train.model import PolicyModule
 
@@ -59,6 +60,19 @@ def remove_unfinished(parent: Path) -> None:
     """Delete what a killed process left half-written in a folder."""
     for leftover in parent.glob(f"*{UNFINISHED_SUFFIX}"):
         shutil.rmtree(leftover)
+
+
+def is_whole_model(directory: Path) -> bool:
+    """Whether a model directory is there with all its weights: a safetensors header tells how long its file must be."""
+    index = directory / "model.safetensors.index.json"
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        for name in names:
+            with safe_open(directory / name, framework="pt"):
+                pass
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return False
+    return (directory / "config.json").is_file()
 
 
 def model_state(accelerator: Accelerator, policy: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ What a kill leaves behind, by the phase it hit, and what the next start does (S3
     1-4  a plan in the ledger, no commit          newest checkpoint; every later plan in the ledger is replayed as it is
     5    `step_<n>.tmp`                           removed; as above
     6-7  a checkpoint whose step is not committed published and committed from the checkpoint, not repeated
+    7    a commit the sinks were not told of      they are told again: a step they know is replaced
 
 So the multiset of (sequence, step) and, in float32 on one CPU, every bit of the weights equal an uninterrupted run's.
 """
@@ -156,15 +157,20 @@ def commit(
     with clock.phase("commit"):
         session.feed.call(lambda store: store.commit_step(committed))
     told = {**metrics, **clock.metrics()}
-    for sink in session.rank_zero.sinks:
-        sink.write(entry.step, told)
+    tell_sinks(session, step=entry.step, metrics=told)
     if entry.step % session.config.train.logging_steps == 0:
         shown = " ".join(f"{name}={value:.4g}" for name, value in told.items())
         log.info("step %d/%d %s", entry.step, session.config.train.max_steps, shown)
 
 
+def tell_sinks(session: Session, *, step: int, metrics: Mapping[str, float]) -> None:
+    """The numbers of a step to every sink of rank 0."""
+    for sink in () if session.rank_zero is None else session.rank_zero.sinks:
+        sink.write(step, metrics)
+
+
 def finish_interrupted_step(session: Session) -> None:
-    """Publish version 0 of a new run; finish the checkpoint's step if a kill left it unpublished or uncommitted."""
+    """Publish version 0 of a new run; finish the checkpoint's step where a kill left it unpublished, open or untold."""
     checkpoint = session.checkpoint
     publish(session, version=0 if checkpoint is None else checkpoint.step)
     if checkpoint is None or session.rank_zero is None:
@@ -178,6 +184,8 @@ def finish_interrupted_step(session: Session) -> None:
     if entry.status is not StepStatus.COMMITTED:
         clock = PhaseClock(step=checkpoint.step, report=session.report)
         commit(session, entry, metrics=checkpoint.metrics, clock=clock, checkpoint=str(checkpoint.path))
+    else:
+        tell_sinks(session, step=entry.step, metrics=entry.metrics)  # maybe a second time; they keep one
 
 
 def export_final(session: Session) -> None:

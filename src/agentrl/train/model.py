@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -58,16 +59,21 @@ def load_policy(model_dir: Path, *, config: RunConfig, with_entropy: bool) -> Po
     """Read a model directory into float32 master weights.
 
     With `bf16`, Accelerate computes in bfloat16 (FSDP2 mixed precision or autocast); the optimizer keeps float32.
-    Raises UnavailableError if there is no model, ConfigError if its head is not a plain matrix.
+    Raises UnavailableError if there is no model or it cannot be loaded, ConfigError if its head is not a plain matrix.
     """
     if not (model_dir / "config.json").is_file():
         raise UnavailableError(f"model_name_or_path = {model_dir}: no config.json there; give a local model directory")
-    causal_lm = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        dtype=torch.float32,
-        attn_implementation=config.model.attention_implementation,
-        local_files_only=True,
-    )
+    try:
+        causal_lm = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=torch.float32,
+            attn_implementation=config.model.attention_implementation,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UnavailableError(f"model_name_or_path = {model_dir}: cannot load the model: {error}") from error
+    except RuntimeError as error:  # what transformers raises for tensors of other shapes
+        raise UnavailableError(f"model_name_or_path = {model_dir}: its weights do not fit its config.json") from error
     causal_lm.train()
     if config.model.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})

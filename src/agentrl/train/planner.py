@@ -2,9 +2,10 @@
 
     plan in the ledger?  -- yes: replay it exactly (a resume) ------------------------------+
          | no                                                                               |
-    sampling on:  oldest `tasks_per_step` settled groups; a group with a token older than   +-> store.plan_step
-                  `max_staleness` is dropped as "stale"; groups dropped at settlement are   |   (first plan wins)
-                  consumed without being trained; a batch without signal does not step      |
+    sampling on:  oldest `tasks_per_step` settled groups (reuse.py); a group with a token   +-> store.plan_step
+                  older than `max_staleness` is dropped as "stale"; groups dropped at       |   (first plan wins)
+                  settlement are consumed without being trained; a batch without signal     |
+                  does not step                                                             |
     sampling off: the next `sft_batch_size` rows of the epoch's shuffled order -------------+
 
 The plan is in the ledger before anything is trained, and carries the group metrics: a replay needs the rows only.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +24,10 @@ import numpy as np
 from agentrl.algo.packing import plan_micro_batches
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
+from agentrl.pacing import Pace
 from agentrl.train.feed import StoreFeed
 from agentrl.train.metrics import Report
+from agentrl.train.reuse import RETIRED, Reuse, is_stale
 from agentrl.types import GroupOutcome, SequenceSummary, SettledGroup, StepStatus, TrainStep
 
 log = logging.getLogger(__name__)
@@ -32,7 +36,6 @@ TRAIN_SPLIT = "train"
 STALE = "stale"
 SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 0.2
-POLL_GROWTH = 1.5
 MAX_WASTED_TOKENS = 256  # padding worth another forward pass: about what a pass costs over its tokens
 
 Passes = tuple[tuple[tuple[str, ...], ...], ...]
@@ -82,9 +85,14 @@ def _like_lengths(ids: Sequence[str], *, lengths: Mapping[str, int], max_tokens:
 
 
 def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
-    """What sampling achieved, over all groups of a step. Failed Records have no score and enter no mean."""
+    """What sampling achieved, over all groups of a step. Failed Records have no score and enter no mean.
+
+    `num_untrained_<reason>` counts scored Records without rows, of dropped and of trained groups.
+    """
     trainable = [group for group in groups if group.settlement.outcome is GroupOutcome.TRAINABLE]
     rewards = [reward for group in groups for reward in group.settlement.rewards.values()]
+    scores = [score for group in groups for score in group.settlement.scores.values()]
+    untrained = Counter(reason for group in groups for reason in group.settlement.untrained.values())
     trained_rewards = [reward for group in trainable for reward in group.settlement.rewards.values()]
     metrics = {
         "num_groups": float(len(groups)),
@@ -93,6 +101,9 @@ def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
         "group_signal_share": len(trainable) / max(len(groups), 1),
         "tool_calls_mean": float(np.mean([group.mean_tool_calls for group in groups])) if groups else 0.0,
     }
+    metrics.update((f"num_untrained_{reason}", float(count)) for reason, count in sorted(untrained.items()))
+    if scores:
+        metrics["score"] = float(np.mean(scores))
     if rewards:
         metrics["reward"] = float(np.mean(rewards))
     if trained_rewards:
@@ -102,20 +113,23 @@ def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
     return metrics
 
 
-def is_stale(group: SettledGroup, *, policy_version: int, max_staleness: int) -> bool:
-    """Whether any token of the group is older than the bound (L2). Rows without sampled tokens never are."""
-    oldest = policy_version - max_staleness
-    return any(0 <= row.min_policy_version < oldest for row in group.sequences)
-
-
 class StepPlanner:
     """Plans steps for all ranks. Lives on rank 0; the loop broadcasts what it returns."""
 
-    def __init__(self, feed: StoreFeed, *, config: RunConfig, num_ranks: int, report: Report) -> None:
+    def __init__(
+        self,
+        feed: StoreFeed,
+        *,
+        config: RunConfig,
+        num_ranks: int,
+        report: Report,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._feed = feed
         self._config = config
         self._num_ranks = num_ranks
         self._report = report
+        self._sleep = sleep
         self._row_ids: list[str] | None = None  # of the training split, sorted; supervised training only
         self._dropped_since_plan: dict[str, int] = {}
 
@@ -124,7 +138,7 @@ class StepPlanner:
 
         Raises UnavailableError if not enough groups settle within `data_timeout_s`, ConfigError if there are no rows.
         """
-        known = self._feed.call(lambda store: store.get_step(step))
+        known = self._entry(step)
         summaries: dict[str, SequenceSummary] = {}
         proposal = known or self._propose(step, summaries)
         entry = self._feed.call(lambda store: store.plan_step(proposal))
@@ -139,10 +153,13 @@ class StepPlanner:
     def _propose(self, step: int, summaries: dict[str, SequenceSummary]) -> TrainStep:
         if is_supervised(self._config):
             return _planned(step, sequence_ids=self._supervised_ids(step))
-        groups = self._wait_for_groups(step)
+        reuse = self._reuse(step)
+        groups = self._wait_for_groups(step, reuse=reuse)
         trainable = [group for group in groups if group.settlement.outcome is GroupOutcome.TRAINABLE]
         summaries.update((row.id, row) for group in trainable for row in group.sequences)
         metrics = group_metrics(groups)
+        if self._config.algo.max_trained_count > 1:
+            metrics["num_retrained"] = float(reuse.num_retrained(groups))
         metrics.update((f"num_dropped_{reason}", float(count)) for reason, count in self._dropped_since_plan.items())
         self._dropped_since_plan.clear()
         return _planned(
@@ -150,40 +167,72 @@ class StepPlanner:
             sequence_ids=list(summaries),
             task_ids=[group.settlement.task_id for group in groups],
             dropped=_drop_reasons(groups),
+            retained=reuse.retained(groups),
             metrics=metrics,
         )
 
-    def _wait_for_groups(self, step: int) -> list[SettledGroup]:
+    def _reuse(self, step: int) -> Reuse:
+        """The rule for a step, with the part of the ledger it looks at; nothing is read where groups train once."""
+        algo = self._config.algo
+        earlier = range(max(1, step - algo.max_staleness), step) if algo.max_trained_count > 1 else ()
+        entries = [self._entry(number) for number in earlier]
+        return Reuse(
+            step=step,
+            max_trained_count=algo.max_trained_count,
+            retrained_interval=algo.retrained_interval,
+            max_staleness=algo.max_staleness,
+            history=[entry for entry in entries if entry is not None],
+        )
+
+    def _entry(self, step: int) -> TrainStep | None:
+        return self._feed.call(lambda store: store.get_step(step))
+
+    def _wait_for_groups(self, step: int, *, reuse: Reuse) -> list[SettledGroup]:
         wanted = self._config.algo.tasks_per_step
-        pause_s = SHORTEST_POLL_S
+        limit = wanted * (1 + len(reuse.history))  # each earlier step may have left a batch that is not due yet
+        pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
+        num_seen = 0
         deadline = time.monotonic() + self._config.train.data_timeout_s
         while True:
-            groups = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=wanted))
-            unusable = self._unusable(groups, step=step)
+            settled = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=limit))
+            groups = reuse.usable(settled)[:wanted]
+            unusable = self._unusable(settled, groups, reuse=reuse)
             if unusable:
                 self._drop(unusable, step=step)
                 deadline = time.monotonic() + self._config.train.data_timeout_s
                 continue
             if len(groups) >= wanted:
+                self._retire(settled, groups, reuse=reuse)
                 return groups
             if time.monotonic() > deadline:
                 raise UnavailableError(self._nothing_came(step, num_groups=len(groups)))
             self._report("wait", step)
-            time.sleep(pause_s)
-            pause_s = min(pause_s * POLL_GROWTH, LONGEST_POLL_S)
+            if len(settled) != num_seen:
+                num_seen = len(settled)
+                pace.reset()
+            self._sleep(pace.pause())
 
-    def _unusable(self, groups: Sequence[SettledGroup], *, step: int) -> dict[str, str]:
+    def _unusable(
+        self, settled: Sequence[SettledGroup], groups: Sequence[SettledGroup], *, reuse: Reuse
+    ) -> dict[str, str]:
         """Groups to drop without a step: the stale ones, or all of a full batch that has nothing to train."""
-        max_staleness = self._config.algo.max_staleness
         stale = {
             group.settlement.task_id: STALE
-            for group in groups
-            if is_stale(group, policy_version=step - 1, max_staleness=max_staleness)
+            for group in settled
+            if is_stale(group, policy_version=reuse.step - 1, max_staleness=reuse.max_staleness)
         }
+        stale |= dict.fromkeys(reuse.retired(settled, step=reuse.step), RETIRED)
         if stale or len(groups) < self._config.algo.tasks_per_step:
             return stale
         has_signal = any(row.num_trained_tokens for group in groups if _trains(group) for row in group.sequences)
         return {} if has_signal else _drop_reasons(groups, otherwise="no_trained_tokens")
+
+    def _retire(self, settled: Sequence[SettledGroup], taken: Sequence[SettledGroup], *, reuse: Reuse) -> None:
+        """Consume the trained groups that are not taken and too old for the next step: samplers get their places."""
+        taken_ids = {group.settlement.task_id for group in taken}
+        retired = [task_id for task_id in reuse.retired(settled, step=reuse.step + 1) if task_id not in taken_ids]
+        if retired:
+            self._drop(dict.fromkeys(retired, RETIRED), step=reuse.step)
 
     def _drop(self, drops: Mapping[str, str], *, step: int) -> None:
         self._feed.call(lambda store: store.drop_groups(drops))
@@ -246,6 +295,7 @@ def _planned(
     sequence_ids: Sequence[str],
     task_ids: Sequence[str] = (),
     dropped: Mapping[str, str] | None = None,
+    retained: Sequence[str] = (),
     metrics: Mapping[str, float] | None = None,
 ) -> TrainStep:
     return TrainStep(
@@ -255,5 +305,6 @@ def _planned(
         task_ids=tuple(task_ids),
         sequence_ids=tuple(sequence_ids),
         dropped=dict(dropped or {}),
+        retained=tuple(retained),
         metrics=dict(metrics or {}),
     )

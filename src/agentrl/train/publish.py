@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Mapping
@@ -10,9 +11,11 @@ from typing import Any
 
 import torch
 
-from agentrl.train.export import remove_unfinished, write_model, written_beside
+from agentrl.train.export import is_whole_model, remove_unfinished, write_model, written_beside
 from agentrl.train.feed import StoreFeed
 from agentrl.types import PolicyVersion
+
+log = logging.getLogger(__name__)
 
 VERSIONS_KEPT = 4  # an engine may still read the newest ones; version 0 is kept for ever
 _VERSION_NAME = re.compile(r"v(\d+)")
@@ -21,8 +24,8 @@ _VERSION_NAME = re.compile(r"v(\d+)")
 class PolicyPublisher:
     """Writes, announces and prunes policy versions. Rank 0 only.
 
-    A version that was announced is never written again: engines may have loaded it, and a replayed step makes the
-    same weights.
+    A version that was announced is not written again: engines may have loaded it, and a replayed step makes the same
+    weights. Unless it is the newest and its folder was lost, damaged or moved: no engine could start any more.
     """
 
     def __init__(self, feed: StoreFeed, *, run_dir: Path, tokenizer_source: Path) -> None:
@@ -33,9 +36,14 @@ class PolicyPublisher:
         remove_unfinished(self._policy_dir)
         latest = feed.call(lambda store: store.latest_policy())
         self._latest = -1 if latest is None else latest.version
+        self._latest_path = None if latest is None else latest.path
 
     def is_announced(self, version: int) -> bool:
-        """Whether the store has this version or a newer one."""
+        """Whether the store has this version or a newer one, and engines can load the newest."""
+        directory = self._policy_dir / f"v{version}"
+        if version == self._latest and not (self._latest_path == str(directory) and is_whole_model(directory)):
+            log.warning("policy version %d is not whole at %s: written again", version, self._latest_path)
+            return False
         return version <= self._latest
 
     def publish(self, version: int, *, causal_lm: Any, state: Mapping[str, torch.Tensor]) -> None:
@@ -44,7 +52,7 @@ class PolicyPublisher:
         with written_beside(directory) as unfinished:
             write_model(unfinished, causal_lm=causal_lm, state=state, tokenizer_source=self._tokenizer_source)
         self._feed.call(lambda store: store.publish_policy(PolicyVersion(version=version, path=str(directory))))
-        self._latest = version
+        self._latest, self._latest_path = version, str(directory)
         self._prune()
 
     def _prune(self) -> None:

@@ -1,7 +1,7 @@
 """Opens everything a trainer process needs, and closes it again: accelerator, model, database, planner, sinks.
 
-open_session: seeds -> Accelerator -> newest checkpoint? -> weights -> head check -> sharding -> optimizer state
--> store feed -> rank 0 only: sinks and trackers, planner, publisher
+open_session: seeds -> Accelerator -> only trainer? -> newest checkpoint? -> weights -> head check -> sharding
+-> optimizer state -> store feed -> rank 0 only: sinks and trackers, planner, publisher
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from agentrl.train.checkpoint import Checkpoint, load_training_state, newest_che
 from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
 from agentrl.train.forward import Learner
+from agentrl.train.lock import only_trainer
 from agentrl.train.metrics import Report
 from agentrl.train.model import PolicyModule, check_head, load_policy, prepare_torch
 from agentrl.train.optimizer import build_optimizer
@@ -97,16 +98,18 @@ def open_session(
 ) -> Iterator[Session]:
     """Everything opened in order, everything closed in reverse. Raises UserError for what the user can fix."""
     accelerator = _start_accelerator(config)
-    checkpoint = _find_checkpoint(config)
-    learner = _load_learner(config, accelerator=accelerator, checkpoint=checkpoint)
     with ExitStack() as stack:
+        if accelerator.is_main_process:
+            stack.enter_context(only_trainer(config.run.run_dir))
+        checkpoint = _find_checkpoint(config)
+        learner = _load_learner(config, accelerator=accelerator, checkpoint=checkpoint)
         timeout_s = FEED_TIMEOUT_FACTOR * config.store.db_timeout_s
         feed = stack.enter_context(StoreFeed(open_store, timeout_s=timeout_s))
         rank_zero = None
         if accelerator.is_main_process:
             opened = list(sinks())
             if parse_trackers(config.train.report_to):
-                first_step = 1 if checkpoint is None else checkpoint.step + 1
+                first_step = 1 if checkpoint is None else checkpoint.step  # that one is told again
                 opened.append(TrackerSink(accelerator, run_name=config.run.run_name, first_step=first_step))
             for sink in opened:
                 stack.enter_context(closing(sink))

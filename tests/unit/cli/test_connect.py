@@ -50,6 +50,16 @@ async def test_an_idle_embedded_database_is_started_for_one_command_and_stopped(
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+async def test_a_run_that_is_not_there_is_named_and_not_created_by_looking(tmp_path):
+    config = make_config(tmp_path)
+    typo = config.model_copy(update={"run": config.run.model_copy(update={"run_name": "dmeo"})})
+    async with open_run_store(config, may_create=True) as store:
+        with pytest.raises(UnavailableError, match=r"there is no run dmeo in .*did you mean demo\?"):
+            async with open_run_store(typo, must_exist=True):
+                pass
+        assert await store.list_runs() == ["demo"]
+
+
 async def test_without_a_database_the_way_to_one_is_named(tmp_path):
     with pytest.raises(UnavailableError, match=r"there is no database in .*agentrl launch RUN_NAME"):
         async with open_run_store(make_config(tmp_path), may_start=True):

@@ -42,3 +42,11 @@ def test_a_taken_database_port_is_mentioned():
 def test_a_problem_is_exit_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--train_file", "nowhere.jsonl"]) == 1
+
+
+def test_a_database_that_does_not_answer_is_a_problem_and_its_password_is_not_shown(free_port):
+    store = StoreConfig(db_connection_string=f"mongodb://u:s3cret@127.0.0.1:{free_port}/", db_timeout_s=0.2)
+    verdict, found, advice = findings(RunConfig(store=store))["database"]
+    assert verdict is Verdict.PROBLEM
+    assert found.startswith(f"no MongoDB answers at mongodb://u:***@127.0.0.1:{free_port}/")
+    assert "--db_connection_string" in advice

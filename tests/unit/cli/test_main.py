@@ -34,8 +34,14 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
         (["tasks", "load", "demo"], "train_file is not set"),
         (["tasks", "load", "--train_file", "t"], "RUN_NAME is missing"),
         (["eval", "demo"], "eval_file is not set"),
-        (["eval", "demo", "--generations", "0"], "--generations = 0: needs at least 1"),
+        (["eval", "demo", "--generations", "0"], "argument --generations: '0': needs a whole number from 1"),
         (["db", "--db_connection_string", "mongodb://x"], "db_connection_string is set"),
+        (["launch", "demo"], "model_name_or_path is not set"),
+        (["launch", "demo", "--bf16", "maybe"], "'maybe': one argument too many, and no value of --bf16"),
+        (["launch", "admin"], "run_name = admin: MongoDB keeps its own data under this name"),
+        (["inspect", "demo", "--limit", "-3"], "argument --limit: '-3': needs a whole number from 1"),
+        (["--dry_run", "launch", "demo"], "--dry_run: the command comes first, then its flags"),
+        (["status", "demo", "--db_connection_string", "mongodb://u:s3/cret@h"], "mongodb://u:***@h: Port contains"),
     ],
 )
 def test_what_the_user_can_fix_is_one_line_and_exit_code_2(capsys, argv, message):
@@ -72,6 +78,46 @@ def test_a_launched_run_is_described_by_its_stored_configuration(capsys, tmp_pat
     code, out, _ = run(capsys, "status", "demo", "--max_steps", "5", "--dry_run")
     assert code == 0
     assert json.loads(out)["train"]["max_steps"] == 5
+
+
+def test_a_file_where_a_folder_should_be_is_one_line_with_the_way_out(capsys, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    (tmp_path / "tasks.jsonl").write_text('{"q": "1+1?", "a": 2}')
+    flags = ["--train_file", "tasks.jsonl", "--data_dir", "taken"]
+    code, out, err = run(capsys, "tasks", "load", "demo", *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith("agentrl: taken")
+    assert "a file is where a folder should be" in err
+    assert err.count("\n") == 1
+
+
+def test_what_a_message_quotes_cannot_drive_the_terminal(capsys, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"q": "1+1?", "a": 2, "scorer": "\x1b[2Jevil"}))
+    code, _, err = run(capsys, "tasks", "load", "demo", "--train_file", "tasks.jsonl")
+    assert code == 2
+    assert r'scorer "\x1b[2Jevil" is not registered' in err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_secret_that_was_not_stored_is_asked_for_where_it_is_used(capsys, tmp_path):
+    stored = tmp_path / "output" / "demo" / "config.json"
+    stored.parent.mkdir(parents=True)
+    tools = {"mcp_manager_url": "http://h/mcp?token=***"}
+    stored.write_text(json.dumps({"tools": tools, "store": {"db_connection_string": "mongodb://u:***@h/"}}))
+    code, _, err = run(capsys, "status", "demo")
+    assert code == 2
+    assert "db_connection_string = mongodb://u:***@h/: its secret is not kept with the run" in err
+    assert "AGENTRL_DB_CONNECTION_STRING" in err
+    given = ["--db_connection_string", "mongodb://127.0.0.1:9/", "--db_timeout_s", "0.1"]
+    code, _, shown = run(capsys, "status", "demo", *given)
+    assert (code, "no MongoDB answers" in shown) == (1, True)  # not 2: it may be restarting
+    assert "mcp_manager_url = http://h/mcp?token=***: its secret" in run(capsys, "sample", "demo", *given)[2]
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("agentrl 0.")
 
 
 def test_help_names_every_command(capsys):

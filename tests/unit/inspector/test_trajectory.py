@@ -43,6 +43,19 @@ async def store_with_one_group() -> tuple[MemoryStore, str]:
     return store, good.id
 
 
+async def test_names_from_a_task_file_are_shown_literally():
+    store = MemoryStore()
+    await store.prepare()
+    task = make_task("[/x]\u202e", num_generations=1, query="a\x1b[2Jb", answer="[/y]")
+    await store.insert_tasks([task])
+    (claim,) = await store.claim_tasks(split="train", owner="w", lease_s=60, limit=1)
+    (record,) = await store.open_records(claim)
+    assert "[/x]\\u202e" in text_of(render_records([record]))
+    shown = text_of(render_trajectory(await load_trajectory(store, record_id=record.id)))
+    assert r"a\x1b[2Jb" in shown
+    assert "[/y]" in shown
+
+
 async def test_a_trajectory_reads_from_question_to_the_step_that_trained_it():
     store, record_id = await store_with_one_group()
     shown = text_of(render_trajectory(await load_trajectory(store, record_id=record_id)))

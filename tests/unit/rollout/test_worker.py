@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,17 @@ from agentrl.chat import ChatFormat
 from agentrl.config import AlgoConfig, InferenceConfig, RolloutConfig, RunConfig, StoreConfig
 from agentrl.errors import EngineError, EngineErrorKind
 from agentrl.rollout.sampler import MCPSampler
-from agentrl.rollout.worker import SamplerWorker, count_outstanding, run_sampler
+from agentrl.rollout.worker import SamplerWorker, can_be_served, count_outstanding, run_sampler
 from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import GroupOutcome, RecordStatus, Task, TaskStatus
+from agentrl.types import GroupOutcome, InferenceService, PolicyVersion, RecordStatus, ServiceStatus, Task, TaskStatus
 from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+
+
+SERVICE = InferenceService(id="scripted", base_url="http://scripted", status=ServiceStatus.UP, policy_version=0)
 
 
 def add(a: int, b: int) -> str:
@@ -74,6 +78,7 @@ async def sampler(
     """A running sampler; stopped in an orderly way at the end."""
     engine = ScriptedEngine(model_dir, script)
     engine.holds = holds
+    await store.put_service(SERVICE)
     stop = asyncio.Event()
     running = asyncio.create_task(
         run_sampler(
@@ -113,6 +118,18 @@ async def test_every_generation_of_a_claimed_task_becomes_one_scored_record(mode
         f"train:0:q{task}/g{generation}" for task in range(3) for generation in range(2)
     )
     assert all(record.status is RecordStatus.FINISHED and record.score == 1.0 for record in records)
+
+
+async def test_no_task_is_claimed_unless_an_engine_is_up_and_fresh_enough() -> None:
+    store = MemoryStore()
+    assert not await can_be_served(store, max_staleness=1)
+    await store.put_service(replace(SERVICE, status=ServiceStatus.DOWN))
+    assert not await can_be_served(store, max_staleness=1)
+    await store.put_service(SERVICE)
+    assert await can_be_served(store, max_staleness=1)
+    await store.publish_policy(PolicyVersion(version=3, path="p"))
+    assert await can_be_served(store, max_staleness=1)
+    assert not await can_be_served(store, max_staleness=0)
 
 
 async def _reached(store: MemoryStore, count: int) -> bool:

@@ -19,7 +19,8 @@ from agentrl.store.connection import Database, ServerClock, embedded_uri, redact
     [
         ("mongodb://user:secret@h1:1,h2:2/db?x=1", "mongodb://user:***@h1:1,h2:2/db?x=1"),
         ("mongodb+srv://user:s%40c@cluster.example", "mongodb+srv://user:***@cluster.example"),
-        ("mongodb://h:1/?a=b@c", "mongodb://h:1/?a=b@c"),
+        ("mongodb://user:sec/ret@h:1/db", "mongodb://user:***@h:1/db"),
+        ("mongodb://h:1/?a=b%40c", "mongodb://h:1/?a=b%40c"),
     ],
 )
 def test_passwords_are_not_shown(uri: str, shown: str) -> None:

@@ -51,10 +51,10 @@ def test_tokens_of_a_turn_read_back_equal(tokens: TurnTokens) -> None:
 
 def test_a_turn_stores_only_its_own_tokens_under_the_id_of_its_model_call() -> None:
     record = make_record()
-    turn = make_turn(record, prompt_ids=range(1000), completion_ids=range(10), tool_results=("3",))
+    turn = make_turn(record, prompt_ids=range(100), completion_ids=range(10), tool_results=("3",))
     model, tool = (encoded.document for encoded in documents.turn_to_documents(turn))
     assert model["turn_id"] == tool["turn_id"] == turn.model.id
-    assert model["payload"]["num_bytes"] == 4 * 1000 + 8 * 10
+    assert model["payload"]["num_bytes"] == 4 * 100 + 8 * 10
     assert "payload" not in tool
     assert {document["schema_version"] for document in (model, tool)} == {1}
 

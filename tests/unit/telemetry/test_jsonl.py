@@ -51,3 +51,14 @@ def test_opening_a_file_without_writing_changes_nothing(tmp_path: Path) -> None:
     JsonlSink(path).close()
 
     assert steps_in(path) == [(1, 0.5)]
+
+
+def test_a_line_of_zeros_left_by_a_power_cut_does_not_stop_the_trainer_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "reward": 0.5}\n' + b"\0" * 20 + b"\n")
+
+    sink = JsonlSink(path)
+    sink.write(2, {"reward": 0.75})
+    sink.close()
+
+    assert steps_in(path) == [(1, 0.5), (2, 0.75)]

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import TrainConfig
+from agentrl.errors import ConfigError
 from agentrl.train.checkpoint import (
     checkpoint_path,
     load_training_state,
@@ -126,3 +128,42 @@ def test_only_the_newest_checkpoints_are_kept_by_number_not_by_name(tmp_path: Pa
     prune_checkpoints(tmp_path, keep=2)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_11"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "rng_0.pt", "optimizer/.metadata", "checkpoint.json"])
+@pytest.mark.parametrize("is_truncated", [True, False])
+def test_a_damaged_checkpoint_is_x(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, is_truncated: bool
+) -> None:
+    start = write_tiny_model(tmp_path / "start")
+    parts = prepared(tiny_qwen3())
+    folder = tmp_path / "c"
+    for step in (1, 2):
+        save(checkpoint_path(folder, step), *parts, step=step, tokenizer_source=start)
+    damaged = checkpoint_path(folder, 2) / file
+    if is_truncated:
+        os.truncate(damaged, damaged.stat().st_size // 2)
+    else:
+        damaged.unlink()
+
+    checkpoint = newest_checkpoint(folder)
+
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    assert (f"step_2 is damaged and passed over: {file}" in caplog.text) is (is_truncated or file != "checkpoint.json")
+    prune_checkpoints(folder, keep=1)
+    assert newest_checkpoint(folder) == checkpoint, "the damaged one does not count as kept"
+    save(checkpoint_path(folder, 2), *parts, step=2, tokenizer_source=start)
+    newest = newest_checkpoint(folder)
+    assert newest is not None
+    assert newest.step == 2
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over_without_a_word(tmp_path: Path) -> None:
+    save(
+        checkpoint_path(tmp_path, 1), *prepared(tiny_qwen3()), step=1, tokenizer_source=write_tiny_model(tmp_path / "m")
+    )
+    (checkpoint_path(tmp_path, 1) / "model.safetensors").unlink()
+
+    with pytest.raises(ConfigError, match=r"is intact \(step_1: model.safetensors is missing\); restore one"):
+        newest_checkpoint(tmp_path)

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(UnavailableError, match=r"nowhere: no config\.json"):
         load_policy(tmp_path / "nowhere", config=config, with_entropy=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 48}, "its weights do not fit its config.json"),
+        ({"model_type": "nope"}, "cannot load the model"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_the_users_to_fix(tmp_path: Path, change: dict, message: str) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(UnavailableError, match=message):
+        load_policy(folder, config=run_config(tmp_path, model_dir=folder), with_entropy=False)
 
 
 def test_greedy_sampling_cannot_be_trained(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from agentrl.train.planner import (
     StepPlanner,
     forward_passes,
     group_metrics,
-    is_stale,
     supervised_batch,
 )
+from agentrl.train.reuse import is_stale
 from agentrl.types import (
     DBRecordData,
     GroupOutcome,

@@ -1,5 +1,8 @@
+import os
+import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -61,6 +64,44 @@ def test_what_a_kill_left_half_written_is_removed_and_written_again(tmp_path: Pa
 
     assert not (unannounced / "half").exists()
     assert (unannounced / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("damage", ["gone", "truncated", "empty", "moved"])
+def test_the_newest_version_is_written_again_if_its_folder_was_lost(tmp_path: Path, damage: str) -> None:
+    start = write_tiny_model(tmp_path / "start")
+    model = tiny_qwen3()
+    store = MemoryStore()
+
+    async def open_store() -> TrainStore:
+        return store
+
+    with StoreFeed(open_store, timeout_s=5.0) as feed:
+        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
+        for version in (0, 1):
+            publisher.publish(version, causal_lm=model, state=dict(model.named_parameters()))
+        folder = tmp_path / "run" / "policy" / "v1"
+        weights = folder / "model.safetensors"
+        match damage:
+            case "gone":
+                shutil.rmtree(folder)
+            case "truncated":
+                os.truncate(weights, weights.stat().st_size - 1)
+            case "empty":
+                shutil.rmtree(folder)
+                folder.mkdir()
+            case "moved":
+                (tmp_path / "run").rename(tmp_path / "elsewhere")
+        run_dir = tmp_path / ("elsewhere" if damage == "moved" else "run")
+
+        again = PolicyPublisher(feed, run_dir=run_dir, tokenizer_source=start)
+
+        assert again.is_announced(0)
+        assert not again.is_announced(1)
+        again.publish(1, causal_lm=model, state=dict(model.named_parameters()))
+        assert again.is_announced(1)
+        latest = feed.call(lambda opened: opened.latest_policy())
+    assert latest is not None
+    assert AutoModelForCausalLM.from_pretrained(latest.path) is not None
 
 
 def test_bfloat16_weights_are_declared_in_the_config(tmp_path: Path) -> None:

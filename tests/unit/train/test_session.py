@@ -1,9 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 from accelerate import Accelerator, DistributedType
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UnavailableError
 from agentrl.protocols import TrainStore
 from agentrl.store import MemoryStore
 from agentrl.train.session import check_distribution, open_session
@@ -42,6 +43,21 @@ def test_a_session_without_a_model_says_which_setting_is_missing(tmp_path: Path)
     refused = pytest.raises(ConfigError, match="model_name_or_path is not set")
     with refused, open_session(config, open_store=fresh_store, sinks=list, report=ignore):
         pass
+
+
+def test_a_second_trainer_of_the_run_is_refused_and_touches_nothing(tmp_path: Path) -> None:
+    config = run_config(tmp_path, model_dir=write_tiny_model(tmp_path / "start"))
+
+    with open_session(config, open_store=fresh_store, sinks=list, report=ignore):
+        being_written = config.run.run_dir / "checkpoints" / "step_1.tmp"
+        being_written.mkdir(parents=True)
+        refused = pytest.raises(UnavailableError, match=f"is being trained by process {os.getpid()}: wait for it")
+        with refused, open_session(config, open_store=fresh_store, sinks=list, report=ignore):
+            pass
+        assert being_written.exists()
+
+    with open_session(config, open_store=fresh_store, sinks=list, report=ignore):
+        assert not being_written.exists()
 
 
 def test_sinks_are_closed_and_half_written_checkpoints_removed(tmp_path: Path) -> None:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from datetime import timedelta
 
 from rich.console import Console
+from rich.text import Text
 
 from agentrl.cli.connect import database_lock, prepared_store
+from agentrl.cli.console import UnwindingConsole
+from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_over
 from agentrl.cli.invocation import Invocation
+from agentrl.cli.launch.inputs import check_inputs
 from agentrl.cli.launch.laptop import set_up_laptop
 from agentrl.cli.launch.live import open_view, watch
 from agentrl.cli.launch.phase import phase
@@ -27,34 +32,47 @@ from agentrl.cli.launch.supervisor import Guard, Supervisor
 from agentrl.cli.locks import hold_lock
 from agentrl.cli.progress import ProgressReader
 from agentrl.cli.service import run_interruptible
-from agentrl.cli.tasks import load_train_tasks
+from agentrl.cli.tasks import enqueue_train_tasks, read_task_file
 from agentrl.config import RunConfig
-from agentrl.config.load import masked, masked_uri
+from agentrl.config.secrets import masked, masked_uri
+from agentrl.errors import UnavailableError
 from agentrl.inspector import RunProgress
 from agentrl.store import MongoStore
 
 LOCK_WAIT_S = 60.0
+OWN_DATABASE_START_S = 180.0
 FORGET_AFTER = timedelta(seconds=30)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run."""
+    """The run, and whether it starts over."""
     parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
+    add_fresh_arguments(parser)
 
 
 def run(invocation: Invocation) -> int:
     """Launch, watch, stop. Exit code 0 when the run is complete, 130 after Ctrl-C or SIGTERM."""
-    console = Console(highlight=False)
+    check_fresh_arguments(invocation.arguments)
+    console = UnwindingConsole(highlight=False, markup=False)
     farewell = "stopping every process of the run; launching again continues it"
     run_interruptible(
-        launch(invocation.config, console=console), announce_stop=lambda: console.print(farewell, soft_wrap=True)
+        _start(invocation, console=console), announce_stop=lambda: console.print(farewell, soft_wrap=True)
     )
     return 0
 
 
+async def _start(invocation: Invocation, *, console: Console) -> None:
+    if invocation.arguments.fresh:
+        check_inputs(invocation.config)  # before anything is moved
+        await start_over(invocation.config, force=invocation.arguments.force, console=console)
+    await launch(invocation.config, console=console)
+
+
 async def launch(config: RunConfig, *, console: Console) -> None:
     """Run everything to the end. Raises ChildFailedError, UserError; cancellation stops all children first."""
-    console.print(f"[bold]agentrl launch {config.run.run_name}[/]  output in {config.run.run_dir}")
+    check_inputs(config)
+    title = Text.assemble((f"agentrl launch {config.run.run_name}", "bold"), f"  output in {config.run.run_dir}")
+    console.print(title, soft_wrap=True)
     with ExitStack() as stack:
         what = f"run {config.run.run_name}"
         locks = [stack.enter_context(hold_lock(config.run.run_dir / "launch.lock", what=what, wait_s=LOCK_WAIT_S))]
@@ -94,7 +112,7 @@ async def _run_to_completion(
         await _describe_run(config, store=store)
         if not config.is_supervised:
             with phase(console, "tasks", detail=str(config.run.train_file)):
-                await load_train_tasks(config, store)
+                await enqueue_train_tasks(config, store, rows=read_task_file(config, "train_file"))
         _start_processes(Processes(config=config, uri=uri, environ=os.environ), supervisor=supervisor)
         resumed = f", continuing after step {progress.step}" if progress.step else ""
         message = f"training to step {config.train.max_steps}{resumed}; Ctrl-C stops, launching again continues"
@@ -114,13 +132,23 @@ def _start_processes(processes: Processes, *, supervisor: Supervisor) -> None:
 
 
 async def _first_connection(config: RunConfig, *, uri: str, supervisor: Supervisor) -> None:
-    """Wait until the database answers, or its process is given up."""
-    async with asyncio.timeout(LOCK_WAIT_S):
-        connecting = asyncio.create_task(_connect_once(config, uri=uri))
-        while not connecting.done():
-            supervisor.check()
-            await asyncio.wait([connecting], timeout=0.2)
-    connecting.result()
+    """Wait until the database answers, or its process is given up.
+
+    A database of our own may take longer than db_timeout_s to start on a busy machine: its process decides.
+    """
+    deadline = time.monotonic() + OWN_DATABASE_START_S
+    while True:
+        connecting = asyncio.create_task(_connect_once(config, uri=uri))  # bounded by db_timeout_s
+        try:
+            while not connecting.done():
+                supervisor.check()
+                await asyncio.wait([connecting], timeout=0.2)
+            return connecting.result()
+        except UnavailableError:
+            if config.store.db_connection_string is not None or time.monotonic() > deadline:
+                raise
+        finally:
+            connecting.cancel()
 
 
 async def _connect_once(config: RunConfig, *, uri: str) -> None:

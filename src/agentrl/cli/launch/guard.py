@@ -2,19 +2,23 @@
 
 It reads `+GROUP STAGE` and `-GROUP` lines from the pipe the launcher holds. The pipe closes when the launcher is gone,
 whatever the reason. The guard inherits the launch's locks, so the next launch waits until everything is down. Runs as
-`python -m agentrl.cli.launch.guard GRACE_S`, in a session of its own.
+`python -m agentrl.cli.launch.guard GRACE_S [LOCK_DESCRIPTOR ...]`, in a session of its own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agentrl.cli.launch.groups import end_groups
+from agentrl.cli.launch.leftovers import end_launches
 
 
-def watch(lines: Iterable[str], *, grace_s: float) -> None:
-    """Follow the launcher's lines to their end, then end what is still registered, lowest stage first."""
+def watch(lines: Iterable[str], *, grace_s: float, lock_descriptors: Sequence[int] = ()) -> None:
+    """Follow the launcher's lines to their end, then end what is still registered, lowest stage first.
+
+    Last comes what left its group: the launch's locks, which this process holds too, tell whose it is.
+    """
     stages: dict[int, int] = {}
     for line in lines:
         if line.startswith("+"):
@@ -24,7 +28,8 @@ def watch(lines: Iterable[str], *, grace_s: float) -> None:
             stages.pop(int(line[1:]), None)
     for stage in sorted(set(stages.values())):
         end_groups([group for group, its_stage in stages.items() if its_stage == stage], grace_s=grace_s)
+    end_launches(lock_descriptors, grace_s=grace_s)
 
 
 if __name__ == "__main__":
-    watch(sys.stdin, grace_s=float(sys.argv[1]))
+    watch(sys.stdin, grace_s=float(sys.argv[1]), lock_descriptors=[int(number) for number in sys.argv[2:]])

@@ -51,8 +51,7 @@ async def set_up_laptop(config: RunConfig, *, uri: str, supervisor: Supervisor, 
     """Make what the profile promises and is not there; the configuration with the start model filled in."""
     if config.run.profile != LAPTOP_PROFILE:
         return config
-    profile = load_config(profile=LAPTOP_PROFILE, config_file=None, environ={}, argv_flags=[])
-    if any(_is_missing(config, profile, name) for name in ("train_file", "eval_file")):
+    if any(is_made_by_profile(config, name) for name in ("train_file", "eval_file")):
         with phase(console, "problems", detail="generating problems for the calculator and the search server"):
             await asyncio.to_thread(generate_laptop_tasks, config)
     if config.model.model_name_or_path is not None:
@@ -73,8 +72,11 @@ def start_model_key(seed: int) -> str:
     return digest.hexdigest()[:12]
 
 
-def _is_missing(config: RunConfig, profile: RunConfig, name: str) -> bool:
-    """Whether a file of the profile's own choice is not there; a user's own file is never made up."""
+def is_made_by_profile(config: RunConfig, name: str) -> bool:
+    """Whether a file of the profile's own choice is not there yet; a user's own file is never made up."""
+    if config.run.profile != LAPTOP_PROFILE or name not in {"train_file", "eval_file"}:
+        return False
+    profile = load_config(profile=LAPTOP_PROFILE, config_file=None, environ={}, argv_flags=[])
     given, promised = config.run.model_dump()[name], profile.run.model_dump()[name]
     return given is not None and given == promised and not given.is_file()
 

@@ -16,7 +16,8 @@ from agentrl.cli.connect import choose_port, database_dir
 from agentrl.cli.invocation import stored_config_path
 from agentrl.cli.launch.supervisor import ChildSpec, child_environment
 from agentrl.config import RunConfig
-from agentrl.config.load import ASSETS_DIR, ENVIRONMENT_PREFIX, PLAIN_VARIABLES, masked
+from agentrl.config.load import ASSETS_DIR, ENVIRONMENT_PREFIX, PLAIN_VARIABLES
+from agentrl.config.secrets import masked, secret_settings
 from agentrl.store.embedded import embedded_command, embedded_uri
 
 SAMPLERS_STOP, ENGINE_STOPS, DATABASE_STOPS = 0, 1, 2
@@ -80,9 +81,8 @@ class Processes:
         environ = child_environment(
             self.environ, threads=threads, drop_prefixes=(ENVIRONMENT_PREFIX, *PLAIN_VARIABLES, *RANK_VARIABLES)
         )
-        token = self.config.tools.mcp_auth_token
-        secrets = {} if token is None else {f"{ENVIRONMENT_PREFIX}MCP_AUTH_TOKEN": token}
-        return {**environ, **secrets, f"{ENVIRONMENT_PREFIX}DB_CONNECTION_STRING": self.uri}
+        secrets = {**secret_settings(self.config), "db_connection_string": self.uri}
+        return {**environ, **{f"{ENVIRONMENT_PREFIX}{name.upper()}": value for name, value in secrets.items()}}
 
 
 def database(config: RunConfig, *, environ: Mapping[str, str]) -> tuple[ChildSpec, str]:
@@ -97,7 +97,7 @@ def database(config: RunConfig, *, environ: Mapping[str, str]) -> tuple[ChildSpe
         log_path=log_path(config, "database", 0),
         stop_stage=DATABASE_STOPS,
     )
-    return spec, embedded_uri(port)
+    return spec, embedded_uri(config.store.db_proxy_port or port)
 
 
 def log_path(config: RunConfig, process: str, index: int) -> Path:
@@ -105,16 +105,16 @@ def log_path(config: RunConfig, process: str, index: int) -> Path:
     return config.run.log_dir / f"{config.run.run_name}_{process}_{index}.log"
 
 
-def write_config(config: RunConfig) -> None:
-    """Store the resolved configuration for children and later commands, without secrets; replaced in one go."""
+def write_config(config: RunConfig, *, path: Path | None = None) -> None:
+    """Store the resolved configuration, secrets masked; replaced in one go. Default path: where children look.
+
+    A proxy to the database is left out: it ends with the launch that was started through it.
+    """
     sections = masked(config)
-    for section, fields in config.model_dump(mode="json").items():
-        for name, value in fields.items():
-            if sections[section][name] != value:
-                del sections[section][name]  # a secret: comes from the environment again
     for name in {"db_connection_string", "db_port"} - config.store.model_fields_set:
         sections["store"].pop(name, None)
-    path = stored_config_path(config)
+    del sections["store"]["db_proxy_port"]
+    path = path or stored_config_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(sections, indent=2) + "\n", encoding="utf-8")

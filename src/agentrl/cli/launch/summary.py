@@ -9,7 +9,7 @@ from rich.text import Text
 
 from agentrl.cli.connect import database_dir
 from agentrl.config import RunConfig
-from agentrl.config.load import masked_uri
+from agentrl.config.secrets import masked_uri
 from agentrl.inspector import RunProgress
 from agentrl.inspector.curves import text_plot, write_reward_picture
 

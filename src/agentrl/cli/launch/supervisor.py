@@ -3,7 +3,8 @@
     Supervisor.start(spec) ──► child runs ──► ends unexpectedly ──► back-off ──► child runs ...
                                                    └── too often without progress: ChildFailedError, everything stops
 
-A guard process (`guard.py`) ends the same groups if the launcher itself is killed.
+A guard process (`guard.py`) ends the same groups if the launcher itself is killed; a guard that is killed is replaced.
+What gets past both, the next launch ends (`leftovers.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.cli.launch.groups import end_groups
+from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
+from agentrl.config.marks import LAUNCH_MARK
 from agentrl.errors import AgentRLError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +31,8 @@ MAX_FAILURES_WITHOUT_PROGRESS = 5
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 8.0
 STOP_GRACE_S = 15.0
+LEFTOVER_GRACE_S = 3.0
+GUARD_POLL_S = 0.5
 EXIT_POLL_S = 0.05
 USER_ERROR_EXIT = 2
 LOG_TAIL_LINES = 15
@@ -72,20 +78,40 @@ class Guard:
         if self._process is not None:
             self._process.communicate(timeout=4 * self.grace_s)
 
+    def keep_alive(self) -> None:
+        """Replace a guard that died, and tell the new one everything."""
+        if self._stages and (self._process is None or self._process.poll() is not None):
+            self._start()
+
     def _tell(self, line: str) -> None:
-        """Send one line. A guard that died is replaced and told everything."""
+        """Send one line, or everything to a new guard if the old one died."""
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.guard", str(self.grace_s)],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-                pass_fds=tuple(self.lock_descriptors),
-                text=True,
-            )
-            line = "\n".join(f"+{group_id} {stage}" for group_id, stage in self._stages.items()) or line
-        if self._process.stdin is not None:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self._start()
+            return
+        try:
+            self._write(self._process, line)
+        except BrokenPipeError:  # it died just now
+            self._process.wait(timeout=self.grace_s)
+            self._start()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.guard", str(self.grace_s), *map(str, self.lock_descriptors)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=tuple(self.lock_descriptors),
+            text=True,
+        )
+        self._write(self._process, "\n".join(f"+{group_id} {stage}" for group_id, stage in self._stages.items()))
+
+    @staticmethod
+    def _write(process: subprocess.Popen[str], lines: str) -> None:
+        if process.stdin is not None and lines:
+            process.stdin.write(lines + "\n")
+            process.stdin.flush()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,8 +123,13 @@ class Supervisor:
     _failures: Counter[str] = field(default_factory=Counter)
     _running: dict[int, tuple[ChildSpec, subprocess.Popen[bytes]]] = field(default_factory=dict)  # by process group
     _keepers: list[asyncio.Task[bool]] = field(default_factory=list)
+    _marks: dict[int, str] = field(default_factory=dict)  # by process group
+    _guard_keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Supervisor:
+        if num_ended := await asyncio.to_thread(end_launches, self.guard.lock_descriptors, grace_s=LEFTOVER_GRACE_S):
+            logger.warning("ended %d processes that an earlier launch of this run left behind", num_ended)
+        self._guard_keeper = asyncio.create_task(self._keep_guard(), name="guard")
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -120,6 +151,8 @@ class Supervisor:
 
     def check(self) -> bool:
         """Whether the child that ends the run has ended it. Raises ChildFailedError if one cannot be kept alive."""
+        if self._guard_keeper is not None and self._guard_keeper.done():
+            self._guard_keeper.result()
         return any(keeper.done() and keeper.result() for keeper in self._keepers)
 
     async def stop(self) -> None:
@@ -128,11 +161,13 @@ class Supervisor:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         self._keepers.clear()
+        if self._guard_keeper is not None:
+            self._guard_keeper.cancel()
         for stage in sorted({spec.stop_stage for spec, _ in self._running.values()}):
             groups = [group for group, (spec, _) in self._running.items() if spec.stop_stage == stage]
             await asyncio.to_thread(end_groups, groups, grace_s=STOP_GRACE_S)
             for group_id in groups:
-                self._forget(group_id)
+                await self._forget(group_id)
 
     async def _keep(self, spec: ChildSpec) -> bool:
         """Restart the child until it ends the run (True) or fails too often in a row."""
@@ -155,29 +190,38 @@ class Supervisor:
         while (code := process.poll()) is None:  # noqa: ASYNC110 (an exit sets no event on every platform)
             await asyncio.sleep(EXIT_POLL_S)
         await asyncio.to_thread(end_groups, [process.pid], grace_s=STOP_GRACE_S)
-        self._forget(process.pid)
+        await self._forget(process.pid)
         return code
+
+    async def _keep_guard(self) -> None:
+        while True:
+            self.guard.keep_alive()
+            await asyncio.sleep(GUARD_POLL_S)
 
     def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        mark = new_mark(self.guard.lock_descriptors)
         with spec.log_path.open("ab") as log:
             process = subprocess.Popen(
                 spec.argv,
-                env=spec.environ,
+                env={**spec.environ, LAUNCH_MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
         self._running[process.pid] = (spec, process)
+        self._marks[process.pid] = mark
         self.guard.track(process.pid, stage=spec.stop_stage)
         return process
 
-    def _forget(self, group_id: int) -> None:
-        """Collect the exit status of a group that is down."""
-        _, process = self._running.pop(group_id)
+    async def _forget(self, group_id: int) -> None:
+        """Collect the exit status of a group that is down, and end what it started outside the group."""
+        _, process = self._running[group_id]
         process.wait(timeout=STOP_GRACE_S)
+        await asyncio.to_thread(end_life, self._marks[group_id], grace_s=LEFTOVER_GRACE_S)
         self.guard.forget(group_id)
+        del self._running[group_id], self._marks[group_id]
 
 
 def child_environment(environ: Mapping[str, str], *, threads: int, drop_prefixes: Sequence[str]) -> dict[str, str]:

@@ -36,6 +36,18 @@ def test_children_get_the_resolved_configuration_and_nothing_of_the_users_enviro
     assert "s3cret" not in " ".join(spec.argv) + stored.read_text()
 
 
+def test_addresses_with_secrets_reach_the_children_and_no_file(tmp_path):
+    addresses = {"inference_url": "http://u:s3cret@h:1", "mcp_manager_url": "http://h/mcp?token=s3cret"}
+    config = make_config(tmp_path, *(token for name, url in addresses.items() for token in (f"--{name}", url)))
+    write_config(config)
+    spec = make_processes(config).sampler(0)
+    stored = Path(spec.argv[spec.argv.index("--config") + 1])
+    seen = load_config(profile=None, config_file=stored, environ=spec.environ, argv_flags=["--run_name", "demo"])
+    assert seen.inference.inference_url == addresses["inference_url"]
+    assert seen.tools.mcp_manager_url == addresses["mcp_manager_url"]
+    assert "s3cret" not in " ".join(spec.argv) + stored.read_text()
+
+
 def test_the_stored_configuration_keeps_no_address_of_an_embedded_database_and_no_password(tmp_path):
     config = make_config(tmp_path)
     write_config(config)

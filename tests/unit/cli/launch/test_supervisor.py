@@ -65,6 +65,7 @@ def ups(tmp_path: Path, name: str = "child") -> int:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_BACK_OFF_S", 0.01)
     monkeypatch.setattr(module, "STOP_GRACE_S", 1.0)
+    monkeypatch.setattr(module, "LEFTOVER_GRACE_S", 0.2)
 
 
 async def test_a_child_killed_with_signal_9_is_restarted_and_counted(tmp_path, fast):
@@ -235,3 +236,79 @@ def test_children_get_one_sleeping_compute_thread_and_none_of_the_users_settings
     assert environ["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "AGENTRL_MAX_STEPS" not in environ
     assert environ["PATH"].endswith("/bin")
+
+
+async def test_a_guard_that_died_is_replaced_without_anything_to_tell(tmp_path, fast):
+    with closing(Guard(lock_descriptors=())) as guard:
+        async with Supervisor(guard=guard) as supervisor:
+            supervisor.start(make_spec(tmp_path, WAITS))
+            await until(lambda: ups(tmp_path) == 1)
+            first = guard._process
+            assert first is not None
+            first.kill()
+            first.wait(timeout=DEADLINE_S)
+            await until(lambda: guard._process is not first, supervisor=supervisor)
+            groups = list(supervisor._running)
+            await asyncio.to_thread(guard.close)  # as if the launcher were gone
+            await until(lambda: running_members(groups) == [])
+
+
+def test_a_launch_ends_what_a_launcher_killed_together_with_its_guard_left_behind(tmp_path, fast):
+    lock = tmp_path / "launch.lock"
+    launcher = f"""
+        import asyncio, os
+        from pathlib import Path
+        from agentrl.cli.launch.supervisor import ChildSpec, Guard, Supervisor
+
+        async def main():
+            guard = Guard(lock_descriptors=[os.open({str(lock)!r}, os.O_RDWR | os.O_CREAT)])
+            async with Supervisor(guard=guard) as supervisor:
+                supervisor.start(ChildSpec(name="child", argv={(sys.executable, "-c", WAITS)!r},
+                                           environ=dict(os.environ), log_path=Path({str(tmp_path / "child.log")!r})))
+                await asyncio.sleep(0.1)
+                print(guard._process.pid, *supervisor._running, flush=True)
+                await asyncio.Event().wait()
+
+        asyncio.run(main())
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        guard_id, orphan = (int(number) for number in process.stdout.readline().split())
+        asyncio.run(until(lambda: ups(tmp_path) == 1))
+    finally:
+        process.send_signal(signal.SIGSTOP)
+        os.kill(guard_id, signal.SIGKILL)
+        process.kill()
+        process.wait(timeout=DEADLINE_S)
+        process.stdout.close()
+    assert running_members([orphan]) == [orphan]
+    descriptor = os.open(lock, os.O_RDWR)
+    asyncio.run(launch_nothing(descriptor))
+    os.close(descriptor)
+    assert running_members([orphan]) == []
+
+
+async def launch_nothing(lock_descriptor: int) -> None:
+    with closing(Guard(lock_descriptors=[lock_descriptor])) as guard:
+        async with Supervisor(guard=guard):
+            pass
+
+
+async def test_what_a_killed_child_started_in_a_session_of_its_own_ends_with_it(tmp_path, fast):
+    code = f"""
+        import subprocess, sys, signal
+        deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + {WAITS!r}
+        tool = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+        print("tool", tool.pid, flush=True)
+        signal.pause()
+    """
+    with closing(Guard(lock_descriptors=())) as guard:
+        async with Supervisor(guard=guard) as supervisor:
+            supervisor.start(make_spec(tmp_path, textwrap.dedent(code)))
+            await until(lambda: ups(tmp_path) == 1)
+            tool = int(next(line for line in (tmp_path / "child.log").read_text().splitlines() if "tool" in line)[5:])
+            (child,) = supervisor._running
+            os.kill(child, signal.SIGKILL)
+            await until(lambda: ups(tmp_path) == 2, supervisor=supervisor)
+            assert running_members([tool]) == []

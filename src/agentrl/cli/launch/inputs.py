@@ -1,0 +1,48 @@
+"""What a launch is given: files, model and tool servers, looked at before anything is started or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.chat import ChatFormat
+from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
+from agentrl.cli.tasks import read_task_file
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, UnavailableError
+from agentrl.tools import load_server_configs
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Refuse what would stop the run later. Raises UserError naming the setting and what is wrong with it."""
+    _check_model(config)
+    if config.train.accelerate_config is not None and not config.train.accelerate_config.is_file():
+        raise ConfigError(f"accelerate_config = {config.train.accelerate_config}: there is no such file")
+    if config.is_supervised:
+        return
+    load_server_configs(config.tools)
+    if not is_made_by_profile(config, "train_file"):
+        read_task_file(config, "train_file")
+    if config.run.eval_file is not None and not is_made_by_profile(config, "eval_file"):
+        read_task_file(config, "eval_file")
+
+
+def _check_model(config: RunConfig) -> None:
+    folder = config.model.model_name_or_path
+    if folder is None:
+        if config.run.profile == LAPTOP_PROFILE:
+            return
+        raise ConfigError("model_name_or_path is not set: give the folder of the policy model with its tokenizer")
+    check_model_folder(folder)
+    ChatFormat.load(folder, chat_template=config.model.chat_template)
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder without configuration or weights. Raises UnavailableError."""
+    if not folder.is_dir():
+        raise UnavailableError(f"model_name_or_path = {folder}: there is no such folder; give a local model directory")
+    if not (folder / "config.json").is_file():
+        raise UnavailableError(f"model_name_or_path = {folder}: it has no config.json; give a model directory")
+    if not any(found for pattern in WEIGHTS for found in folder.glob(pattern)):
+        raise UnavailableError(f"model_name_or_path = {folder}: it has no weights ({', '.join(WEIGHTS)})")

@@ -1,0 +1,74 @@
+"""Passwords and tokens in the configuration: what is shown and stored instead of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from typing import Any
+
+from agentrl.config.sections import RunConfig
+from agentrl.errors import ConfigError
+
+MASK = "***"
+
+_SECRET_FIELDS = frozenset({"mcp_auth_token"})
+_URI_FIELDS = frozenset({"db_connection_string", "inference_url", "mcp_manager_url"})
+SETTINGS_WITH_SECRETS = _SECRET_FIELDS | _URI_FIELDS
+_NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+_CREDENTIALS = re.compile(r"(?s)(?P<scheme>\A\s*(?:[A-Za-z][A-Za-z0-9+.-]*://)?)(?P<user>[^:/@]*):.*@")
+_QUERY_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:key|token|password|secret|signature)[^=&;]*=)[^&;#,\s]+")
+
+
+def masked(config: RunConfig) -> dict[str, Any]:
+    """The configuration as plain JSON values by section, without passwords and tokens: for printing and storing."""
+    dumped: dict[str, dict[str, Any]] = config.model_dump(mode="json")
+    return {
+        section: {name: _masked_value(name, value) for name, value in fields.items()}
+        for section, fields in dumped.items()
+    }
+
+
+def secret_settings(config: RunConfig) -> Mapping[str, str]:
+    """The settings whose value holds a secret, by name, in full."""
+    shown = masked(config)
+    dumped: dict[str, dict[str, Any]] = config.model_dump(mode="json")
+    return {
+        name: value
+        for section, fields in dumped.items()
+        for name, value in fields.items()
+        if shown[section][name] != value
+    }
+
+
+def require_secrets(config: RunConfig, names: Set[str]) -> None:
+    """Refuse a configuration read back from where secrets were masked, if one of these settings lacks its secret.
+
+    Raises ConfigError.
+    """
+    dumped: dict[str, dict[str, Any]] = config.model_dump(mode="json")
+    for fields in dumped.values():
+        for name in fields.keys() & names & SETTINGS_WITH_SECRETS:
+            if MASK in (fields[name] or ""):
+                raise ConfigError(
+                    f"{name} = {fields[name]}: its secret is not kept with the run; give {name} again, in the "
+                    f"environment as AGENTRL_{name.upper()} or as --{name}"
+                )
+
+
+def masked_uri(text: str) -> str:
+    """One or several comma-separated URIs without passwords and secret query parameters.
+
+    A password with characters that should have been escaped is hidden as well, rather too much than too little.
+    """
+    return ",".join(
+        _QUERY_SECRET.sub(rf"\1{MASK}", _CREDENTIALS.sub(rf"\g<scheme>\g<user>:{MASK}@", uri))
+        for uri in _NEXT_URL.split(text)
+    )
+
+
+def _masked_value(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name in _SECRET_FIELDS:
+        return MASK
+    return masked_uri(value) if name in _URI_FIELDS else value

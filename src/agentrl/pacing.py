@@ -1,0 +1,36 @@
+"""How long to wait between two looks at the database: short while work flows, a second when nothing happens for long.
+
+Whoever waits looks again after a time that grows to `longest_s`, and beyond that only as a thirtieth of the time that
+nothing happened: a wait is lengthened by 3 % at most, and an idle process asks once a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+IDLE_POLL_S: Final = 1.0
+_GROWTH: Final = 1.5
+_QUIET_SHARE: Final = 1 / 30
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """The pauses of one loop. Pure: `pause` hands out the next one and counts it as quiet time."""
+
+    shortest_s: float
+    longest_s: float  # while work flows
+    _next_s: float = 0.0
+    _quiet_s: float = 0.0
+
+    def reset(self) -> None:
+        """Something happened."""
+        self._next_s = self._quiet_s = 0.0
+
+    def pause(self) -> float:
+        """Seconds until the next look, if nothing happens before."""
+        flowing_s = max(self._next_s, self.shortest_s)
+        self._next_s = min(flowing_s * _GROWTH, self.longest_s)
+        pause_s = max(flowing_s, min(self._quiet_s * _QUIET_SHARE, IDLE_POLL_S))
+        self._quiet_s += pause_s
+        return pause_s

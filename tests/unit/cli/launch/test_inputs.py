@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.launch.inputs import check_inputs
+from agentrl.config import RunConfig
+from agentrl.config.load import load_config
+from agentrl.errors import UserError
+from tiny_chat import write_tiny_chat
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = write_tiny_chat(tmp_path / "model")
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "question": "1+1?", "answer": 2}\n')
+    return tmp_path
+
+
+def make_config(folder: Path, *flags: str) -> RunConfig:
+    given = ["--model_name_or_path", str(folder / "model"), "--train_file", str(folder / "tasks.jsonl")]
+    return load_config(profile=None, config_file=None, environ={}, argv_flags=[*given, *flags])
+
+
+def test_complete_inputs_are_accepted(folder):
+    check_inputs(make_config(folder, "--eval_file", str(folder / "tasks.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("tasks.jsonl", r"tasks.jsonl cannot be read: No such file"),
+        ("model/tokenizer.json", r"tokenizer.json does not exist"),
+        ("model/model.safetensors", r"it has no weights"),
+        ("model/config.json", r"it has no config.json"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_is_started(folder, lost, message):
+    (folder / lost).unlink()
+    with pytest.raises(UserError, match=message):
+        check_inputs(make_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model_name_or_path", "none"], "model_name_or_path is not set"),
+        (["--model_name_or_path", "nowhere"], "there is no such folder"),
+        (["--train_file", "none"], "train_file is not set"),
+        (["--eval_file", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["--mcp_config", "nowhere.json"], "nowhere.json"),
+        (["--accelerate_config", "nowhere.yml"], "accelerate_config = nowhere.yml: there is no such file"),
+        (["--scorer_module", "nowhere.py"], "scorer_module = 'nowhere.py' cannot be imported"),
+    ],
+)
+def test_a_setting_that_leads_nowhere_is_refused(folder, flags, message):
+    with pytest.raises(UserError, match=message):
+        check_inputs(make_config(folder, *flags))
+
+
+def test_a_row_may_use_a_scorer_of_the_users_own_module(folder):
+    module = folder / "my_scorers.py"
+    module.write_text(
+        "from agentrl.scoring import MCPScorerFactory\n"
+        "async def always(answer, truth, config):\n    return 1.0\n"
+        'MCPScorerFactory.register_scorer("always_one", always)\n'
+    )
+    row = {"id": "a", "question": "1+1?", "answer": 2, "scorer": "always_one"}
+    (folder / "tasks.jsonl").write_text(json.dumps(row))
+    with pytest.raises(UserError, match='scorer "always_one" is not registered'):
+        check_inputs(make_config(folder))
+    check_inputs(make_config(folder, "--scorer_module", str(module)))
+
+
+def test_the_laptop_profile_makes_its_own_files_and_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    servers = {"mcpServers": {"calculator": {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}}}
+    (tmp_path / "mcp.json").write_text(json.dumps(servers))
+    laptop = load_config(
+        profile="laptop", config_file=None, environ={}, argv_flags=["--mcp_config", str(tmp_path / "mcp.json")]
+    )
+    check_inputs(laptop)
+    own = load_config(
+        profile="laptop",
+        config_file=None,
+        environ={},
+        argv_flags=["--mcp_config", str(tmp_path / "mcp.json"), "--train_file", "mine.jsonl"],
+    )
+    with pytest.raises(UserError, match=r"mine\.jsonl cannot be read"):
+        check_inputs(own)

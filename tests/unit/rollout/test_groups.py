@@ -1,0 +1,142 @@
+"""One claimed group on the in-memory store: Records that failed by infrastructure are sampled again, within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from agentrl.chat import ChatFormat
+from agentrl.config import InferenceConfig, RolloutConfig, RunConfig
+from agentrl.errors import EngineError, EngineErrorKind
+from agentrl.rollout.agent import Agent
+from agentrl.rollout.groups import GroupRunner
+from agentrl.rollout.sampler import MCPSampler
+from agentrl.store import MemoryStore
+from agentrl.tools import FunctionToolbox
+from agentrl.types import GroupOutcome, GroupSettlement, Record, RecordStatus, StopReason, TaskClaim
+from factories import make_task
+from scripted_engine import Script, ScriptedEngine
+from tiny_chat import write_tiny_chat
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+DOWN = EngineError("down", kind=EngineErrorKind.REJECTED)
+TASK = make_task(num_generations=2, answer="5")
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_chat(tmp_path_factory.mktemp("chat"))
+
+
+def add(a: int, b: int) -> str:
+    """Sum of two integers."""
+    return str(a + b)
+
+
+def runner(model_dir: Path, store: MemoryStore, script: Script, **rollout: object) -> GroupRunner:
+    settings = {"num_generations": 2, "max_new_tokens": 200, "max_prompt_tokens": 2000, **rollout}
+    config = RunConfig(rollout=RolloutConfig.model_validate(settings), inference=InferenceConfig(context_length=4000))
+    return GroupRunner(
+        config=config,
+        store=store,
+        agent=Agent(
+            chat=ChatFormat.load(model_dir),
+            client=ScriptedEngine(model_dir, script),
+            toolbox=FunctionToolbox([add]),
+            commit_turn=store.commit_turn,
+            rollout=config.rollout,
+            inference=config.inference,
+            tool_timeout_s=5.0,
+            clock=lambda: datetime.now(UTC),
+        ),
+        sampler_class=MCPSampler,
+        slots=asyncio.Semaphore(8),
+    )
+
+
+async def claim(store: MemoryStore) -> TaskClaim:
+    await store.insert_tasks([TASK])
+    (taken,) = await store.claim_tasks(split="train", owner="w", lease_s=60, limit=1)
+    return taken
+
+
+async def settlement_of(store: MemoryStore) -> GroupSettlement:
+    settlement = await store.get_settlement(TASK.id)
+    assert settlement is not None
+    return settlement
+
+
+async def records_of(store: MemoryStore) -> list[Record]:
+    return sorted(await store.list_records(task_id=TASK.id), key=lambda record: record.generation)
+
+
+class FailingAt:
+    """A script: call the tool, then answer; the n-th requests for an answer fail, counted from 1."""
+
+    def __init__(self, *failing: int, everything: bool = False) -> None:
+        self.failing = set(failing)
+        self.everything = everything
+        self.num_answers = 0
+
+    def __call__(self, context: str, depth: int) -> str | BaseException:
+        if "<tool_response>" not in context:
+            return CALL
+        self.num_answers += 1
+        return DOWN if self.everything or self.num_answers in self.failing else "<answer>5</answer>"
+
+
+async def test_a_record_that_failed_by_infrastructure_is_sampled_again_from_the_start(model_dir: Path) -> None:
+    store = MemoryStore()
+    await runner(model_dir, store, FailingAt(1), resample_error_records=True).run(await claim(store))
+    records = await records_of(store)
+    assert [(record.status, record.score) for record in records] == [(RecordStatus.FINISHED, 1.0)] * 2
+    assert sorted(record.attempt for record in records) == [1, 2]
+    assert all(len(record.turn_ids) == 2 for record in records)
+    assert (await settlement_of(store)).num_failed == 0
+    (kept,) = await store.list_quarantined()
+    again = next(record for record in records if record.attempt == 2)
+    assert kept.key == f"attempt 1 of {again.id}"
+    assert len(kept.ids) == 1  # the tool turn that was committed before the engine failed
+    assert not set(kept.ids) & set(again.turn_ids)
+
+
+async def test_without_the_setting_a_failed_record_is_a_failure(model_dir: Path) -> None:
+    store = MemoryStore()
+    await runner(model_dir, store, FailingAt(1)).run(await claim(store))
+    assert [record.attempt for record in await records_of(store)] == [1, 1]
+    assert (await settlement_of(store)).num_failed == 1
+    assert await store.list_quarantined() == []
+
+
+async def test_attempts_are_bounded_and_what_still_fails_stays_a_failure(model_dir: Path) -> None:
+    store = MemoryStore()
+    await runner(model_dir, store, FailingAt(everything=True), resample_error_records=True, max_record_attempts=3).run(
+        await claim(store)
+    )
+    records = await records_of(store)
+    assert [(record.status, record.attempt) for record in records] == [(RecordStatus.FAILED, 3)] * 2
+    settlement = await settlement_of(store)
+    assert (settlement.outcome, settlement.num_failed, settlement.rewards) == (GroupOutcome.DROPPED, 2, {})
+    assert len(await store.list_quarantined()) == 4
+
+
+async def test_what_the_policy_did_wrong_is_never_sampled_again(model_dir: Path) -> None:
+    store = MemoryStore()
+    wrong = runner(model_dir, store, lambda context, depth: "<answer>6</answer>", resample_error_records=True)
+    await wrong.run(await claim(store))
+    assert [(record.score, record.attempt) for record in await records_of(store)] == [(0.0, 1)] * 2
+
+
+async def test_a_failure_its_owner_did_not_live_to_resample_is_resampled_by_the_next(model_dir: Path) -> None:
+    store = MemoryStore()
+    first = await claim(store)
+    for record in await store.open_records(first):
+        await store.finish_record(replace(record, status=RecordStatus.FAILED, stop_reason=StopReason.TIMEOUT))
+    await store.release_claim(first)
+    (second,) = await store.claim_tasks(split="train", owner="next", lease_s=60, limit=1)
+    await runner(model_dir, store, FailingAt(), resample_error_records=True).run(second)
+    assert [(record.score, record.attempt) for record in await records_of(store)] == [(1.0, 2)] * 2
