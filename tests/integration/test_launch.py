@@ -57,7 +57,7 @@ def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
         assert "run tiny is complete: 8 of 8 steps" in read_until(again, "agentrl eval tiny")
         assert again.wait(timeout=DEADLINE_S) == 0
     assert "step 8/8" in output_of(folder, "status", "tiny", "--once")
-    record = output_of(folder, "inspect", "tiny", "--limit", "1").split("'")[1]
+    record = output_of(folder, "inspect", "tiny", "--limit", "1").split("agentrl inspect tiny ")[1].split()[0]
     shown = output_of(folder, "inspect", "tiny", record)
     assert "What is" in shown
     assert "turn 0" in shown

@@ -56,5 +56,5 @@ async def test_an_audit_finds_every_training_of_every_group_accounted_for(
     assert [finding for result in report.results for finding in result.findings] == []
     times = [task_id for entry in entries for task_id in entry.task_ids]
     most = max(times.count(task_id) for task_id in times)
-    assert 1 < most <= count or most == count == 1
+    assert most <= count  # how often depends on which is quicker, sampler or trainer
     assert any(entry.retained for entry in entries) is (count > 1)
