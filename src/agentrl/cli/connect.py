@@ -51,10 +51,14 @@ def database_port(config: RunConfig) -> int:
 def choose_port(config: RunConfig) -> int:
     """The port for an embedded server, remembered for other commands: `db_port`, or a free one if that is taken.
 
-    A port the user asked for is not replaced; the server then says that it is taken.
+    A port the user asked for is not replaced. Raises UnavailableError if it is taken.
     """
     port = config.store.db_port
-    if "db_port" not in config.store.model_fields_set and not _is_free(port):
+    if not _is_free(port):
+        if "db_port" in config.store.model_fields_set:
+            raise UnavailableError(
+                f"db_port = {port}: another program listens there; choose another port, or leave it out for a free one"
+            )
         port = _free_port()
     path = _port_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)

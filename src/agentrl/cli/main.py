@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agentrl.cli.invocation import UsageParser, parse_invocation
 from agentrl.config.secrets import SETTINGS_WITH_SECRETS, masked, require_secrets
-from agentrl.errors import AgentRLError, DatabaseUnavailableError, UserError
+from agentrl.errors import AgentRLError, DatabaseUnavailableError, ToolServerError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DatabaseUnavailableError as error:  # it may be restarting: whoever supervises this process tries again
         _say(str(error))
         return EXIT_FAILED
-    except UserError as error:
+    except (UserError, ToolServerError) as error:  # a tool server that never started is a setting to correct
         _say(str(error))
         return EXIT_USER_ERROR
     except AgentRLError as error:

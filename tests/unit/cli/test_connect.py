@@ -31,10 +31,12 @@ def test_a_taken_default_port_is_replaced_and_remembered(tmp_path):
         assert connection_string(config) == embedded_uri(port)
 
 
-def test_a_port_the_user_asked_for_is_kept_even_if_taken(tmp_path):
+def test_a_taken_port_the_user_asked_for_is_refused_and_a_free_one_is_kept(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        assert choose_port(make_config(tmp_path, port=taken)) == taken
+        with pytest.raises(UnavailableError, match=f"db_port = {taken}: another program listens there"):
+            choose_port(make_config(tmp_path, port=taken))
+    assert choose_port(make_config(tmp_path, port=taken)) == taken
 
 
 async def test_an_idle_embedded_database_is_started_for_one_command_and_stopped(tmp_path, capsys):
