@@ -376,4 +376,5 @@ async def test_the_gateway_protocol_is_refused_by_name():
 
 async def test_a_toolbox_without_servers_can_be_opened_directly():
     box = await McpToolbox.open([], connect_timeout_s=1, max_result_chars=100, rng=random.Random(0))
+    assert list(box.list_tools()) == []
     await box.close()
