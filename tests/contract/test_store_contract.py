@@ -121,6 +121,20 @@ async def test_a_task_given_back_in_an_earlier_epoch_comes_first_again(store: St
     assert [taken.task.epoch for taken in await claim(store, limit=2)] == [0, 1]
 
 
+@pytest.mark.parametrize("gives_back", ["reaper", "owner"])
+async def test_a_task_given_back_is_claimed_before_those_that_wait_unbegun(store: Store, gives_back: str) -> None:
+    await store.insert_tasks([make_task(str(k), epoch=1) for k in range(300)])
+    begun = await claim(store, limit=2, lease_s=EXPIRED_S)
+    await store.insert_tasks([make_task(f"earlier {k}", epoch=0) for k in range(20)])
+    if gives_back == "reaper":
+        await store.reap_expired_claims(split="train")
+    for lost in begun if gives_back == "owner" else ():
+        await store.release_claim(lost)
+    again = await claim(store, limit=3)
+    assert {taken.task.id for taken in again[:2]} == {taken.task.id for taken in begun}
+    assert again[2].task.epoch == 0
+
+
 async def test_one_claim_call_takes_up_to_its_limit_and_then_nothing_is_left(store: Store) -> None:
     await store.insert_tasks([make_task(str(i)) for i in range(40)])
     claims = [*await claim(store, limit=25), *await claim(store, limit=25)]

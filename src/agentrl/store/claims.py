@@ -3,6 +3,9 @@
 Each pending Task has a slot, `epoch * 2^31 + random`. A claimer reads the few Tasks in a random slot range of the
 lowest epoch and takes them by `{_id, status: pending}`. Cost does not grow with the queue, claimers rarely meet, and a
 unique owner token makes a claim whose reply was lost recognisable. The width follows the density of pending slots.
+
+A Task that was given back has a slot below 0 and is claimed before all others, in one look that is empty most of the
+time: its turns age while it waits, and behind a long queue its recovery would take as long as that.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _FIRST_WIDTH: Final = SLOTS_PER_EPOCH // 256
 
 
 class ClaimQueue:
-    """Pending Tasks of one split, lowest epoch first. One per process and split: it learns where to look."""
+    """Pending Tasks of one split: given-back ones, then lowest epoch first. One per process; it learns where to look."""
 
     def __init__(self, database: Database, *, split: str, rng: random.Random) -> None:
         self._database = database
@@ -66,7 +69,7 @@ class ClaimQueue:
         return [claim_from_document(document) async for document in mine]
 
     async def _candidates(self, wanted: int) -> list[str]:
-        """Ids of pending Tasks of the lowest epoch that has any, in random order."""
+        """Ids of pending Tasks, in random order: given back, else of the lowest epoch that has any."""
         await self._read_epochs(max_age_s=_EPOCHS_REFRESH_S)
         returned = await self._given_back(wanted)
         if returned:
@@ -78,14 +81,13 @@ class ClaimQueue:
         return await self._first_pending(wanted)
 
     async def _given_back(self, wanted: int) -> list[str]:
-        """Tasks that became pending again in epochs already passed: one range over all of them, mostly empty."""
-        if not self._epochs or self._floor <= self._epochs[0]:
-            return []
-        returned = await self._pending(0, self._floor * SLOTS_PER_EPOCH, 4 * wanted)
-        if not returned:
-            return []
-        self._floor = min(document["epoch"] for document in returned)
-        return self._shuffled([document for document in returned if document["epoch"] == self._floor])
+        """Tasks given back, else those of epochs already passed: one range over all of them, mostly empty."""
+        found = await self._pending(-SLOTS_PER_EPOCH, self._floor * SLOTS_PER_EPOCH, 4 * wanted)
+        again = [document for document in found if document["slot"] < 0]
+        if again or not found:
+            return self._shuffled(again)
+        self._floor = min(document["epoch"] for document in found)
+        return self._shuffled([document for document in found if document["epoch"] == self._floor])
 
     async def _first_pending(self, wanted: int) -> list[str]:
         for epoch in self._epochs:
@@ -125,7 +127,7 @@ class ClaimQueue:
     async def _pending(self, low: int, high: int, limit: int) -> list[Document]:
         slots = {"$gte": low, "$lt": high}
         query = {"split": self._split, "status": TaskStatus.PENDING.value, "slot": slots}
-        return await self._tasks.find(query, {"_id": 1, "epoch": 1}).limit(limit).to_list()
+        return await self._tasks.find(query, {"_id": 1, "epoch": 1, "slot": 1}).limit(limit).to_list()
 
     def _shuffled(self, documents: Sequence[Document]) -> list[str]:
         ids = [document["_id"] for document in documents]
@@ -134,7 +136,7 @@ class ClaimQueue:
 
 
 def random_slot(epoch: int, rng: random.Random) -> int:
-    """A slot for a Task of this epoch; drawn anew each time it becomes pending."""
+    """A slot for a new Task of this epoch."""
     return epoch * SLOTS_PER_EPOCH + rng.randrange(SLOTS_PER_EPOCH)
 
 
@@ -148,12 +150,12 @@ def pending_document(task: Task, *, rng: random.Random) -> Document:
     return task_to_document(task, slot=random_slot(task.epoch, rng))
 
 
-def pending_again(epoch: int, *, rng: random.Random) -> dict[str, Any]:
+def pending_again(*, rng: random.Random) -> dict[str, Any]:
     """The update that gives a running Task back."""
     return {
         "$set": {
             "status": TaskStatus.PENDING.value,
-            "slot": random_slot(epoch, rng),
+            "slot": -1 - rng.randrange(SLOTS_PER_EPOCH),
             "owner": None,
             "lease_until": None,
         }

@@ -98,7 +98,7 @@ class TaskQueue:
 
     async def release(self, claim: TaskClaim) -> None:
         """See TaskStore.release_claim."""
-        update = pending_again(claim.task.epoch, rng=self._rng)
+        update = pending_again(rng=self._rng)
         tasks = self._database.durable(TASK)
         await self._database.run("release a claim", lambda: tasks.update_one(_held_by(claim), update))
         self._moved(claim.task.split, TaskStatus.RUNNING, TaskStatus.PENDING, 1)
@@ -111,7 +111,7 @@ class TaskQueue:
         for document in expired:
             # The exact lease in the filter: a renewal that came in between wins.
             query = {key: document[key] for key in ("_id", "owner", "lease_until")}
-            update = pending_again(document["epoch"], rng=self._rng)
+            update = pending_again(rng=self._rng)
             result = await self._database.run("reap a claim", partial(tasks.update_one, query, update))
             if result.modified_count:
                 reaped.append(document["_id"])
@@ -121,7 +121,7 @@ class TaskQueue:
     async def _expired(self, split: str) -> list[Document]:
         now = await self._database.clock.now()
         query = {"split": split, "status": TaskStatus.RUNNING.value, "lease_until": {"$lt": now}}
-        return await self._database.durable(TASK).find(query, {"owner": 1, "epoch": 1, "lease_until": 1}).to_list()
+        return await self._database.durable(TASK).find(query, {"owner": 1, "lease_until": 1}).to_list()
 
     async def settle(self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]) -> None:
         """See TaskStore.settle_task. Rows first, then the flip: a crash in between leaves rows a second try finds."""
