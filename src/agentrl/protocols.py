@@ -49,7 +49,7 @@ class TaskStore(Protocol):
         ...
 
     async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
-        """Atomically take up to `limit` pending Tasks: given-back ones, then lowest epoch first. Empty: there is none."""
+        """Atomically take up to `limit` pending Tasks: given-back ones, then lowest epoch first. Empty: no more."""
         ...
 
     async def renew_claims(self, claims: Sequence[TaskClaim], *, lease_s: float) -> list[str]:

@@ -31,7 +31,7 @@ _FIRST_WIDTH: Final = SLOTS_PER_EPOCH // 256
 
 
 class ClaimQueue:
-    """Pending Tasks of one split: given-back ones, then lowest epoch first. One per process; it learns where to look."""
+    """Pending Tasks of one split: given-back ones, then lowest epoch first. One per process: it learns where."""
 
     def __init__(self, database: Database, *, split: str, rng: random.Random) -> None:
         self._database = database

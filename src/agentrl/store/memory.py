@@ -100,7 +100,8 @@ class MemoryStore(MemoryAuditReads):
     async def claim_tasks(self, *, split: str, owner: str, lease_s: float, limit: int) -> list[TaskClaim]:
         """See TaskStore.claim_tasks."""
         token = f"{owner}:{uuid.uuid4().hex}"
-        pending = sorted(self._in_status(split, TaskStatus.PENDING), key=lambda state: (not state.fence, state.task.epoch))
+        waiting = self._in_status(split, TaskStatus.PENDING)
+        pending = sorted(waiting, key=lambda state: (state.fence == 0, state.task.epoch))  # given back first
         claims = []
         for state in pending[:limit]:
             state.status, state.owner = TaskStatus.RUNNING, token

@@ -1,0 +1,68 @@
+"""Kill processes of a run by the hundred and show that nothing was lost: the long mode of the kill campaign.
+
+    .venv/bin/python benchmarks/kill_campaign.py --kills 500 --seed 1 --output kills
+
+A database server, three samplers, two engines and a trainer are real processes, killed with SIGKILL at instants that the
+seed chooses. Prints a line per blow, and at the end (or at Ctrl-C, of what happened so far) a Markdown table, which
+`--output` also writes to kills.md, with all figures in kills.json. Exit code 1 if a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from kill_campaign import BOUND_S, Campaign, run_campaign, table  # the campaign is shared with the tests
+
+
+def main() -> int:
+    """Run the campaign; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills_per_run", type=int, default=25)
+    parser.add_argument("--most_victims", type=int, default=3, help="of one blow")
+    parser.add_argument("--output", type=Path, help="OUTPUT.md and OUTPUT.json are written")
+    parser.add_argument("--folder", type=Path, help="where logs and data stay; default: a temporary folder, removed")
+    arguments = parser.parse_args()
+    campaign = Campaign(seed=arguments.seed, tell=lambda line: print(line, flush=True))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if arguments.folder is None else arguments.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            run_campaign(
+                folder,
+                campaign=campaign,
+                num_kills=arguments.kills,
+                kills_per_run=arguments.kills_per_run,
+                most_victims=arguments.most_victims,
+            )
+        except KeyboardInterrupt:
+            print("\ninterrupted: the table is of what happened until then")
+    show(campaign, output=arguments.output)
+    return 1 if campaign.problems else 0
+
+
+def show(campaign: Campaign, *, output: Path | None) -> None:
+    """Print the result and write it."""
+    text = (
+        f"{table(campaign)}\n\n{len(campaign.kills)} kills in {campaign.seconds:.0f} s, seed {campaign.seed}: "
+        f"{campaign.num_runs} audited runs, {campaign.num_records:,} Records, {campaign.num_turns:,} committed turns, "
+        f"{campaign.num_steps:,} steps; {len(campaign.problems)} broken promises; bound of the recovery {BOUND_S:g} s."
+    )
+    print(text)
+    for problem in campaign.problems:
+        print(f"  {problem}")
+    if output is not None:
+        output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+        output.with_suffix(".json").write_text(json.dumps(asdict(campaign), indent=1, default=str), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

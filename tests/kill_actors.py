@@ -1,0 +1,388 @@
+"""The processes that the kill campaign kills: `kill_actors.py sampler|engine|trainer SPEC.json NAME`. None loads torch.
+
+    sampler    the product's worker, store, router and agent; one Python function as tool
+    engine     SGLang's HTTP API with a scripted model behind it, kept up to date by the product's registrar
+    trainer    the product's planner, feed and ledger around a model whose weights are the list of what it trained
+
+Each ends with the process that started it: its standard input is a pipe that closes then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from pymongo import monitoring
+from tokenizers import Tokenizer
+
+from agentrl.chat import ChatFormat
+from agentrl.config import RunConfig
+from agentrl.inference import EngineClient, RoutedClient
+from agentrl.inference.registrar import run_registrar
+from agentrl.protocols import TrainStore
+from agentrl.rollout.worker import run_sampler
+from agentrl.store import MongoStore
+from agentrl.store.connection import Database
+from agentrl.tools import FunctionToolbox
+from agentrl.train.feed import StoreFeed
+from agentrl.train.planner import StepPlanner
+from agentrl.types import GenerateReply, GenerateRequest, PolicyVersion, Record, StepStatus, Turn
+from kill_points import KillPoints
+from scripted_engine import make_reply
+
+GENERATION_S = (0.1, 0.3)
+TOOL_S = (0.01, 0.05)
+OPTIMIZER_S = (0.1, 0.3)
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a process is told."""
+
+    config: RunConfig
+    uri: str
+    folder: Path
+    model_dir: Path
+    name: str
+    points: KillPoints
+
+    @property
+    def database(self) -> Database:
+        """The run's database."""
+        return Database(self.uri, name=self.config.run.run_name, timeout_s=self.config.store.db_timeout_s)
+
+
+# --- sampler ----------------------------------------------------------------------------------------------------------
+
+
+class WitnessedStore(MongoStore):
+    """Notes every turn whose commit was acknowledged, in a file that outlives the process."""
+
+    def __init__(self, database: Database, *, witness: Path) -> None:
+        super().__init__(database, rng=random.Random())
+        self._witness = witness.open("ab", buffering=0)
+
+    async def commit_turn(self, record: Record, turn: Turn) -> Record:
+        """The real commit."""
+        extended = await super().commit_turn(record, turn)
+        tokens = turn.tokens
+        line = {
+            "turn_id": turn.model.id,
+            "record_id": record.id,
+            "index": turn.index,
+            "prompt_ids": list(tokens.prompt_ids),
+            "completion_ids": list(tokens.completion_ids),
+            "logprobs": list(tokens.logprobs),
+            "tools": [call.response["content"] for call in turn.tools],
+        }
+        self._witness.write(json.dumps(line).encode() + b"\n")
+        return extended
+
+
+class WatchedClient:
+    """A GenerationClient that tells when a generation is under way."""
+
+    def __init__(self, client: RoutedClient, points: KillPoints) -> None:
+        self._client = client
+        self._points = points
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """The real request."""
+        timer = asyncio.get_running_loop().call_later(GENERATION_S[0] / 2, self._points.reach, "in generation")
+        try:
+            return await self._client.generate(request)
+        finally:
+            timer.cancel()
+
+    async def close(self) -> None:
+        """Close the real client."""
+        await self._client.close()
+
+
+async def sample(spec: Spec) -> None:
+    """One sampler process, until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    rng = random.Random()
+
+    async def add(a: int, b: int) -> str:
+        """Sum of two integers."""
+        spec.points.reach("in tool")
+        await asyncio.sleep(rng.uniform(*TOOL_S))
+        return str(a + b)
+
+    store = WitnessedStore(spec.database, witness=spec.folder / f"{spec.name}.{os.getpid()}.turns")
+    await store.prepare()
+    chat = ChatFormat.load(spec.model_dir)
+    client = WatchedClient(RoutedClient(store, vocab_size=chat.vocab_size), spec.points)
+    try:
+        await run_sampler(spec.config, store=store, toolbox=FunctionToolbox([add]), client=client, chat=chat, stop=stop)
+    finally:
+        await client.close()
+        await store.close()
+
+
+# --- engine -----------------------------------------------------------------------------------------------------------
+
+
+class ScriptedServer:
+    """SGLang's API as far as router and registrar use it. Calls the tool two or three times, then answers."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._points = spec.points
+        self._tokenizer = Tokenizer.from_file(str(spec.model_dir / "tokenizer.json"))
+        self._rng = random.Random()
+        self._version, self._path = "default", str(spec.model_dir)
+        self._running = asyncio.Event()
+        self._running.set()
+        self._num_running = 0
+
+    def application(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=2**24)
+        app.add_routes(
+            [
+                web.post("/generate", self._generate),
+                web.get("/model_info", self._model_info),
+                web.get("/v1/loads", self._loads),
+                web.get("/health", self._done),
+                web.get("/health_generate", self._done),
+                web.get("/ready", self._done),
+                web.post("/abort_request", self._done),
+                web.post("/pause_generation", self._pause),
+                web.post("/continue_generation", self._continue),
+                web.post("/update_weight_version", self._relabel),
+                web.post("/update_weights_from_disk", self._update),
+            ]
+        )
+        return app
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        input_ids = body["input_ids"]
+        text = self._text(self._tokenizer.decode(input_ids, skip_special_tokens=False)) + "<|im_end|>"
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        half = len(ids) // 2
+        self._num_running += 1
+        try:
+            first = await self._decode()
+            self._points.reach("in generation")
+            second = await self._decode()
+        finally:
+            self._num_running -= 1
+        spans = [{"version": first, "start": 0, "end": half}, {"version": second, "start": half, "end": len(ids)}]
+        logprobs = make_reply(ids, version=0).logprobs
+        meta = {
+            "finish_reason": {"type": "stop"},
+            "prompt_tokens": len(input_ids),
+            "weight_version": second,
+            "weight_versions": spans if first != second else [{"version": second, "start": 0, "end": len(ids)}],
+            "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)],
+        }
+        return web.json_response({"output_ids": ids, "meta_info": meta})
+
+    async def _decode(self) -> str:
+        """Half of a generation; the version of its tokens."""
+        await asyncio.sleep(self._rng.uniform(*GENERATION_S) / 2)
+        await self._running.wait()
+        return self._version
+
+    def _text(self, context: str) -> str:
+        num_results = context.count("<tool_response>")
+        if num_results < 2 or (num_results == 2 and self._rng.random() < 0.5):
+            return f'<tool_call>{{"name": "add", "arguments": {{"a": 2, "b": {num_results}}}}}</tool_call>'
+        return f"<answer>{self._rng.choice((4, 5))}</answer>"
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        info = {
+            "model_path": self._path,
+            "weight_version": self._version,
+            "vocab_size": self._tokenizer.get_vocab_size(),
+        }
+        return web.json_response(info)
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        return web.json_response({"loads": [{"num_running_reqs": self._num_running, "num_waiting_reqs": 0}]})
+
+    async def _done(self, request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self._running.clear()
+        return web.json_response({})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        self._running.set()
+        return web.json_response({})
+
+    async def _relabel(self, request: web.Request) -> web.Response:
+        self._version = (await request.json())["new_version"]
+        return web.json_response({})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self._points.reach("in weight update")
+        self._version, self._path = body["weight_version"], body["model_path"]
+        return web.json_response({"success": True, "message": ""})
+
+
+async def serve(spec: Spec) -> None:
+    """One engine and its registrar, until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    runner = web.AppRunner(ScriptedServer(spec).application(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert runner.addresses
+    port = runner.addresses[0][1]
+    store = MongoStore(spec.database, rng=random.Random())
+    await store.prepare()
+    async with EngineClient(f"http://127.0.0.1:{port}") as client:
+        await run_registrar(
+            client,
+            store,
+            service_id=f"scripted-{os.getpid()}-{port}",
+            engine="scripted",
+            poll_s=POLL_S,
+            heartbeat_s=spec.config.store.heartbeat_s,
+            stop=stop,
+        )
+    await store.close()
+    await runner.cleanup()
+
+
+# --- trainer ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class ListTrainer:
+    """The order of `agentrl.train.loop`: plan, train, checkpoint, publish, commit; resumed as that resumes."""
+
+    spec: Spec
+    feed: StoreFeed
+    trained: list[list[Any]]  # [step, [row id, ...]]: the weights
+    rng: random.Random
+
+    def finish_interrupted_step(self) -> int:
+        """Publish and commit what the checkpoint holds; the next step."""
+        step = self.trained[-1][0] if self.trained else 0
+        self._publish(step)
+        if step:
+            entry = self.feed.call(lambda store: store.get_step(step))
+            assert entry is not None, f"the checkpoint's step {step} has no plan"
+            if entry.status is not StepStatus.COMMITTED:
+                self._commit(step)
+        return int(step) + 1
+
+    def train(self, planner: StepPlanner, step: int) -> None:
+        """One step."""
+        plan = planner.plan(step)
+        time.sleep(self.rng.uniform(*OPTIMIZER_S))
+        self.spec.points.reach("step trained")
+        self.trained.append([step, list(plan.entry.sequence_ids)])
+        checkpoint = checkpoint_file(self.spec)
+        unfinished = checkpoint.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(self.trained))
+        self.spec.points.reach("in checkpoint")
+        unfinished.rename(checkpoint)
+        self.spec.points.reach("after checkpoint")
+        self._publish(step)
+        self._commit(step)
+
+    def _publish(self, step: int) -> None:
+        version = PolicyVersion(version=step, path=f"v{step}")
+        latest = self.feed.call(lambda store: store.latest_policy())
+        if latest is None or latest.version < step:
+            self.feed.call(lambda store: store.publish_policy(version))
+
+    def _commit(self, step: int) -> None:
+        entry = self.feed.call(lambda store: store.get_step(step))
+        assert entry is not None
+        rows = [row.summary for row in self.feed.call(lambda store: store.load_sequences(entry.sequence_ids))]
+        totals = {
+            "num_trained_tokens": float(sum(row.num_trained_tokens for row in rows)),
+            "num_tokens": float(sum(row.num_tokens for row in rows)),
+            "num_sequences": float(len(rows)),
+        }
+        done = replace(entry, status=StepStatus.COMMITTED, metrics={**entry.metrics, **totals})
+        self.feed.call(lambda store: store.commit_step(done))
+
+
+def checkpoint_file(spec: Spec) -> Path:
+    """Where the trainer keeps its weights."""
+    return spec.folder / "checkpoint.json"
+
+
+def train(spec: Spec) -> None:
+    """The trainer process, until it is killed."""
+
+    async def open_store() -> TrainStore:
+        store = MongoStore(spec.database, rng=random.Random())
+        await store.prepare()
+        return store
+
+    checkpoint = checkpoint_file(spec)
+    trained = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
+    with StoreFeed(open_store, timeout_s=6 * spec.config.store.db_timeout_s) as feed:
+        trainer = ListTrainer(spec=spec, feed=feed, trained=trained, rng=random.Random())
+        planner = StepPlanner(feed, config=spec.config, num_ranks=1, report=lambda phase, step: None)
+        step = trainer.finish_interrupted_step()
+        (spec.folder / f"{spec.name}.{os.getpid()}.ready").write_text(datetime.now(UTC).isoformat())
+        while True:
+            trainer.train(planner, step)
+            step += 1
+
+
+# --- process ----------------------------------------------------------------------------------------------------------
+
+
+def end_with_the_parent() -> None:
+    """Standard input closes when the campaign ends, however it ends."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(role: str, spec_path: str, name: str) -> None:
+    """Run one role."""
+    end_with_the_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    told = json.loads(Path(spec_path).read_text())
+    folder = Path(told["folder"])
+    points = KillPoints(folder, name=name)
+    monitoring.register(points)
+    spec = Spec(
+        config=RunConfig.model_validate(told["config"]),
+        uri=told["uri"],
+        folder=folder,
+        model_dir=Path(told["model_dir"]),
+        name=name,
+        points=points,
+    )
+    services: dict[str, Callable[[Spec], Awaitable[None]]] = {"sampler": sample, "engine": serve}
+    if role == "trainer":
+        train(spec)
+    else:
+        asyncio.run(services[role](spec))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
