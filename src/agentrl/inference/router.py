@@ -2,6 +2,7 @@
 
     request -> service of its session (prefix cache), else the least loaded one
             -> failed in a way that may pass, or aborted (weight update, restart)?  back off, choose again
+            -> could not be reached?  not chosen again before its next heartbeat
             -> nothing UP?  wait for one
             -> until request.deadline_s is over; then EngineError
 
@@ -17,6 +18,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import aiohttp
 
@@ -70,6 +72,7 @@ class RoutedClient:
         self._sticky: OrderedDict[str, str] = OrderedDict()
         self._in_flight: Counter[str] = Counter()
         self._suspended_until: dict[str, float] = {}
+        self._unreachable_at: dict[str, datetime | None] = {}  # the heartbeat a service had when it failed
 
     async def close(self) -> None:
         """Release connections. Generations still running are cancelled by their callers, not here."""
@@ -134,8 +137,7 @@ class RoutedClient:
 
     async def _choose(self, session: str) -> InferenceService | None:
         """The session's service while it lasts, else the least loaded one; None when nothing is UP."""
-        now = time.monotonic()
-        services = [service for service in await self._services() if self._suspended_until.get(service.id, 0.0) <= now]
+        services = [service for service in await self._services() if self._may_be_tried(service)]
         if not services:
             return None
         sticky_id = self._sticky.get(session) if session else None
@@ -148,6 +150,12 @@ class RoutedClient:
             if len(self._sticky) > _MAX_SESSIONS:
                 self._sticky.popitem(last=False)
         return chosen
+
+    def _may_be_tried(self, service: InferenceService) -> bool:
+        """Whether no failure speaks against it. The entry of a killed one stays UP until its heartbeat is too old."""
+        if self._suspended_until.get(service.id, 0.0) > time.monotonic():
+            return False
+        return service.id not in self._unreachable_at or service.heartbeat_at != self._unreachable_at[service.id]
 
     def _load_of(self, service: InferenceService) -> int:
         """Our requests in flight plus what other processes had there when the listing was read."""
@@ -186,6 +194,8 @@ class RoutedClient:
         self._listing = replace(self._listing, read_at=float("-inf"))
         if error.kind in {EngineErrorKind.UNREACHABLE, EngineErrorKind.OVERLOADED}:
             self._suspended_until[service.id] = time.monotonic() + _SUSPEND_S
+        if error.kind is EngineErrorKind.UNREACHABLE:
+            self._unreachable_at[service.id] = service.heartbeat_at
 
     def _client(self, service: InferenceService) -> EngineClient:
         if self._session is None:

@@ -170,6 +170,32 @@ async def test_failures_that_may_pass_are_retried_elsewhere(
     assert {reply.service_id for reply in replies} == {"s1"}
 
 
+async def test_an_unreachable_service_is_not_tried_again_before_its_next_heartbeat(
+    router: RoutedClient, fleet: MemoryStore, services: list[FakeService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.inference.router._SUSPEND_S", 0.0)
+    num_tries = 0
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        writer.close()
+
+    async with await asyncio.start_server(drop, "127.0.0.1", 0) as dead:
+        dying = FakeService()
+        dying.base_url = f"http://127.0.0.1:{dead.sockets[0].getsockname()[1]}"
+        for index, service in enumerate(services):
+            await announce(fleet, f"s{index}", service, num_running=50)
+        await announce(fleet, "dying", dying)
+        for turn in range(4):
+            await router.generate(ask(f"r{turn}", session="record-1"))
+        assert num_tries == 1
+        await announce(fleet, "dying", dying)
+        async with asyncio.timeout(5):
+            while num_tries == 1:
+                await router.generate(ask())
+
+
 async def test_each_attempt_has_its_own_id(router: RoutedClient, services: list[FakeService]) -> None:
     answers = iter([(503, {}), (503, {})])
     for service in services:
