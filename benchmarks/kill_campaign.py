@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/kill_campaign.py --kills 500 --seed 1 --output kills
 
-A database server, three samplers, two engines and a trainer are real processes, killed with SIGKILL at instants that the
-seed chooses. Prints a line per blow, and at the end (or at Ctrl-C, of what happened so far) a Markdown table, which
+A database server, three samplers, two engines and a trainer are real processes, killed with SIGKILL at instants that
+the seed chooses. Prints a line per blow, and at the end (or at Ctrl-C, of what happened so far) a Markdown table, which
 `--output` also writes to kills.md, with all figures in kills.json. Exit code 1 if a promise was broken.
 """
 
@@ -41,7 +41,7 @@ def main() -> int:
                 campaign=campaign,
                 num_kills=arguments.kills,
                 kills_per_run=arguments.kills_per_run,
-                most_victims=arguments.most_victims,
+                num_victims=(1, arguments.most_victims),
             )
         except KeyboardInterrupt:
             print("\ninterrupted: the table is of what happened until then")

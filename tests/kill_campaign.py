@@ -44,6 +44,7 @@ class Kill:
     point: str  # where its blow fell
     num_together: int
     recovery_s: float | None  # None: it held nothing at that moment
+    bound_s: float | None  # None: a trainer has no lease; it is back when its process is
     findings: Findings  # of the check after its blow, shared by all kills of it
 
 
@@ -68,14 +69,16 @@ class Campaign:
         late = [
             f"{kill.kind} at {kill.point}: back after {kill.recovery_s:.1f} s"
             for kill in self.kills
-            if kill.recovery_s is not None and kill.recovery_s > BOUND_S
+            if kill.recovery_s is not None and kill.recovery_s > (kill.bound_s or RECOVERY_WITHIN_S)
         ]
         return [*(text for texts in found.values() for text in texts), *self.at_the_end, *late]
 
 
-def run_campaign(folder: Path, *, campaign: Campaign, num_kills: int, kills_per_run: int, most_victims: int) -> None:
+def run_campaign(
+    folder: Path, *, campaign: Campaign, num_kills: int, kills_per_run: int, num_victims: tuple[int, int]
+) -> None:
     """Kill `num_kills` processes; `campaign` is up to date after every blow."""
-    blows = plan_blows(campaign.seed, counts=COUNTS, most_victims=most_victims)
+    blows = plan_blows(campaign.seed, counts=COUNTS, num_victims=num_victims)
     started = time.monotonic()
     with database_server(folder) as database:
         while len(campaign.kills) < num_kills:
@@ -114,14 +117,7 @@ def suffer(run: World, blow: Blow, *, reader: Reader, shadow: Shadow, campaign: 
     shadow.note()
     victims = {name: pid_of(run, name) for name in blow.victims}
     fell_at, struck_at = strike(run, blow, victims=victims)
-    with ThreadPoolExecutor(1) as supervisor:
-        coming = supervisor.submit(run.restart_database) if "database" in victims else None
-        for actor in run.actors:
-            if actor.name in victims:
-                actor.wait()
-        run.revive()
-        if coming is not None:
-            coming.result()
+    database_away_s = bring_back(run, victims, struck_at=struck_at)
     recoveries = watch_recovery(run, victims, reader=reader, struck_at=struck_at)
     findings = check(run, reader=reader, shadow=shadow, everything=False)
     for name in victims:
@@ -131,12 +127,27 @@ def suffer(run: World, blow: Blow, *, reader: Reader, shadow: Shadow, campaign: 
                 point=fell_at,
                 num_together=len(victims),
                 recovery_s=recoveries[name],
+                bound_s=None if name == TRAINER else BOUND_S + database_away_s,
                 findings=findings,
             )
         )
     shown = ", ".join(f"{name} {seconds(recoveries[name])}" for name in victims)
     broken = "".join(f"\n    {text}" for text in findings)
     campaign.tell(f"{len(campaign.kills):4d} kills  {fell_at}: {shown}  ({shadow.num_turns} turns){broken}")
+
+
+def bring_back(run: World, victims: Mapping[str, int], *, struck_at: float) -> float:
+    """Start successors; seconds for which there was no database."""
+    with ThreadPoolExecutor(1) as supervisor:
+        coming = supervisor.submit(run.restart_database) if "database" in victims else None
+        for actor in run.actors:
+            if actor.name in victims:
+                actor.wait()
+        run.revive()
+        if coming is None:
+            return 0.0
+        coming.result()
+    return time.monotonic() - struck_at
 
 
 def pid_of(run: World, name: str) -> int:

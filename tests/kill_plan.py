@@ -68,8 +68,8 @@ class Blow:
     delay_s: float  # after the point, or before the blow at any instant
 
 
-def plan_blows(seed: int, *, counts: Mapping[str, int], most_victims: int) -> Iterator[Blow]:
-    """The blows of a seed, without end. `counts`: actors by role; the database comes on top."""
+def plan_blows(seed: int, *, counts: Mapping[str, int], num_victims: tuple[int, int]) -> Iterator[Blow]:
+    """The blows of a seed, without end, each with `num_victims` (from, to). `counts`: actors by role, no database."""
     rng = random.Random(f"kills {seed}")
     deck: list[tuple[str, str | None]] = []
     names = [f"{role}_{index}" for role, count in counts.items() for index in range(count)] + ["database"]
@@ -81,7 +81,8 @@ def plan_blows(seed: int, *, counts: Mapping[str, int], most_victims: int) -> It
         role, point = deck.pop()
         first = "database" if role == "database" else f"{role}_{rng.randrange(counts[role])}"
         victims = {first}
-        for _ in range(rng.randrange(most_victims)):
+        wanted = rng.randint(*num_victims)
+        while len(victims) < wanted:
             victims |= set(rng.choices(names, weights))
         if point is None:
             yield Blow(victims=tuple(sorted(victims)), point=None, at=None, delay_s=rng.uniform(*PAUSE_S))
