@@ -13,12 +13,13 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from kill_campaign import BOUND_S, Campaign, run_campaign, table  # the campaign is shared with the tests
+from kill_campaign import BOUND_S, Campaign, run_campaign, table  # shared with the tests
+from kill_plan import REAL, SCRIPTED
 
 
 def main() -> int:
@@ -30,8 +31,10 @@ def main() -> int:
     parser.add_argument("--most_victims", type=int, default=3, help="of one blow")
     parser.add_argument("--output", type=Path, help="OUTPUT.md and OUTPUT.json are written")
     parser.add_argument("--folder", type=Path, help="where logs and data stay; default: a temporary folder, removed")
+    parser.add_argument("--real", action="store_true", help="the commands of a launch, with torch on a tiny model")
     arguments = parser.parse_args()
-    campaign = Campaign(seed=arguments.seed, tell=lambda line: print(line, flush=True))
+    cast = REAL if arguments.real else SCRIPTED
+    campaign = Campaign(seed=arguments.seed, cast=cast, tell=lambda line: print(line, flush=True))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if arguments.folder is None else arguments.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,8 +63,11 @@ def show(campaign: Campaign, *, output: Path | None) -> None:
     for problem in campaign.problems:
         print(f"  {problem}")
     if output is not None:
+        figures = {item.name: getattr(campaign, item.name) for item in fields(campaign) if item.name != "tell"}
+        figures |= {"kills": [asdict(kill) for kill in campaign.kills], "at_the_end": list(campaign.at_the_end)}
+        figures["cast"] = dict(campaign.cast.counts)
         output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-        output.with_suffix(".json").write_text(json.dumps(asdict(campaign), indent=1, default=str), encoding="utf-8")
+        output.with_suffix(".json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The processes that the kill campaign kills: `kill_actors.py sampler|engine|trainer SPEC.json NAME`. None loads torch.
+"""The processes that the kill campaign kills: `kill_actors.py ROLE SPEC.json NAME [ARGUMENT ...]`.
 
     sampler    the product's worker, store, router and agent; one Python function as tool
     engine     SGLang's HTTP API with a scripted model behind it, kept up to date by the product's registrar
     trainer    the product's planner, feed and ledger around a model whose weights are the list of what it trained
+    agentrl    the command itself, with these arguments
 
 Each ends with the process that started it: its standard input is a pipe that closes then.
 """
@@ -18,11 +19,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from pymongo import monitoring
@@ -38,10 +39,12 @@ from agentrl.store import MongoStore
 from agentrl.store.connection import Database
 from agentrl.tools import FunctionToolbox
 from agentrl.train.feed import StoreFeed
-from agentrl.train.planner import StepPlanner
 from agentrl.types import GenerateReply, GenerateRequest, PolicyVersion, Record, StepStatus, Turn
 from kill_points import KillPoints
 from scripted_engine import make_reply
+
+if TYPE_CHECKING:
+    from agentrl.train.planner import StepPlanner
 
 GENERATION_S = (0.1, 0.3)
 TOOL_S = (0.01, 0.05)
@@ -275,6 +278,7 @@ class ListTrainer:
 
     spec: Spec
     feed: StoreFeed
+    planner: StepPlanner
     trained: list[list[Any]]  # [step, [row id, ...]]: the weights
     rng: random.Random
 
@@ -289,9 +293,9 @@ class ListTrainer:
                 self._commit(step)
         return int(step) + 1
 
-    def train(self, planner: StepPlanner, step: int) -> None:
+    def train(self, step: int) -> None:
         """One step."""
-        plan = planner.plan(step)
+        plan = self.planner.plan(step)
         time.sleep(self.rng.uniform(*OPTIMIZER_S))
         self.spec.points.reach("step trained")
         self.trained.append([step, list(plan.entry.sequence_ids)])
@@ -330,6 +334,7 @@ def checkpoint_file(spec: Spec) -> Path:
 
 def train(spec: Spec) -> None:
     """The trainer process, until it is killed."""
+    from agentrl.train.planner import StepPlanner  # loads torch, which the others can do without
 
     async def open_store() -> TrainStore:
         store = MongoStore(spec.database, rng=random.Random())
@@ -339,13 +344,35 @@ def train(spec: Spec) -> None:
     checkpoint = checkpoint_file(spec)
     trained = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
     with StoreFeed(open_store, timeout_s=6 * spec.config.store.db_timeout_s) as feed:
-        trainer = ListTrainer(spec=spec, feed=feed, trained=trained, rng=random.Random())
         planner = StepPlanner(feed, config=spec.config, num_ranks=1, report=lambda phase, step: None)
+        trainer = ListTrainer(spec=spec, feed=feed, planner=planner, trained=trained, rng=random.Random())
         step = trainer.finish_interrupted_step()
         (spec.folder / f"{spec.name}.{os.getpid()}.ready").write_text(datetime.now(UTC).isoformat())
         while True:
-            trainer.train(planner, step)
+            trainer.train(step)
             step += 1
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+PHASES = {"checkpoint": "step trained", "publish": "after checkpoint"}
+"""What the trainer reports before it begins a phase -> the instant that is."""
+
+
+def run_command(spec: Spec, arguments: Sequence[str]) -> int:
+    """`agentrl ARGUMENT ...` in the run's folder."""
+    from agentrl.cli.main import main as agentrl
+    from agentrl.cli.train import Heartbeat
+
+    told = Heartbeat.report
+
+    def report(self: Heartbeat, phase: str, step: int) -> None:
+        spec.points.reach(PHASES.get(phase, phase))
+        told(self, phase, step)
+
+    Heartbeat.report = report  # type: ignore[method-assign]
+    os.chdir(spec.folder)
+    return agentrl(arguments)
 
 
 # --- process ----------------------------------------------------------------------------------------------------------
@@ -355,16 +382,15 @@ def end_with_the_parent() -> None:
     """Standard input closes when the campaign ends, however it ends."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        os.read(sys.stdin.fileno(), 1)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main(role: str, spec_path: str, name: str) -> None:
+def main(role: str, spec_path: str, name: str, *arguments: str) -> int:
     """Run one role."""
     end_with_the_parent()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     told = json.loads(Path(spec_path).read_text())
     folder = Path(told["folder"])
     points = KillPoints(folder, name=name)
@@ -377,12 +403,15 @@ def main(role: str, spec_path: str, name: str) -> None:
         name=name,
         points=points,
     )
-    services: dict[str, Callable[[Spec], Awaitable[None]]] = {"sampler": sample, "engine": serve}
+    if role == "agentrl":
+        return run_command(spec, arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     if role == "trainer":
         train(spec)
     else:
-        asyncio.run(services[role](spec))  # type: ignore[arg-type]
+        asyncio.run(sample(spec) if role == "sampler" else serve(spec))
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl.inspector.audit import audit_run
 from agentrl.store import open_store
-from kill_plan import Blow, plan_blows
+from kill_plan import Blow, Cast, plan_blows
 from kill_reader import DONE, Findings, Reader, Shadow, check_records, check_training
 from kill_world import LEASE_S, DatabaseServer, World, database_server, make_tasks, wait_until, world
 
@@ -31,8 +31,8 @@ BOUND_S = LEASE_S + 2.0
 POINT_WITHIN_S = 6.0
 RECOVERY_WITHIN_S = 40.0
 CALM_WITHIN_S = 40.0
+START_WITHIN_S = 90.0
 POLL_S = 0.03
-COUNTS = {"engine": 2, "sampler": 3, "trainer": 1}
 TRAINER = "trainer_0"
 
 
@@ -44,7 +44,7 @@ class Kill:
     point: str  # where its blow fell
     num_together: int
     recovery_s: float | None  # None: it held nothing at that moment
-    bound_s: float | None  # None: a trainer has no lease; it is back when its process is
+    bound_s: float | None  # lease + 2 s from when every part was there again; None: a trainer has no lease
     findings: Findings  # of the check after its blow, shared by all kills of it
 
 
@@ -53,6 +53,7 @@ class Campaign:
     """What happened so far. `tell` gets one line per blow."""
 
     seed: int
+    cast: Cast
     tell: Callable[[str], None]
     kills: list[Kill] = field(default_factory=list)
     at_the_end: Findings = field(default_factory=Findings)  # of the checks and the audit of each run at its end
@@ -78,7 +79,7 @@ def run_campaign(
     folder: Path, *, campaign: Campaign, num_kills: int, kills_per_run: int, num_victims: tuple[int, int]
 ) -> None:
     """Kill `num_kills` processes; `campaign` is up to date after every blow."""
-    blows = plan_blows(campaign.seed, counts=COUNTS, num_victims=num_victims)
+    blows = plan_blows(campaign.seed, cast=campaign.cast, num_victims=num_victims)
     started = time.monotonic()
     with database_server(folder) as database:
         while len(campaign.kills) < num_kills:
@@ -91,11 +92,11 @@ def torment_run(database: DatabaseServer, *, campaign: Campaign, blows: Iterator
     """One run, from its first Task to its audit."""
     run_name = f"kills_{campaign.seed}_{campaign.num_runs}"
     asyncio.run(insert_tasks(database.server.uri, run_name))
-    with world(database, run_name=run_name, counts=COUNTS) as run:
+    with world(database, run_name=run_name, cast=campaign.cast) as run:
         reader = Reader(run.uri, database=run_name)
         try:
             shadow = Shadow(reader, folder=run.folder)
-            assert wait_until(lambda: reader.last_step() is not None, within_s=CALM_WITHIN_S), f"see {run.folder}"
+            assert wait_until(lambda: reader.last_step() is not None, within_s=START_WITHIN_S), f"see {run.folder}"
             while len(campaign.kills) < until_kills:
                 suffer(run, next(blows), reader=reader, shadow=shadow, campaign=campaign)
             calm_down(run, reader=reader)
@@ -118,8 +119,9 @@ def suffer(run: World, blow: Blow, *, reader: Reader, shadow: Shadow, campaign: 
     victims = {name: pid_of(run, name) for name in blow.victims}
     fell_at, struck_at = strike(run, blow, victims=victims)
     database_away_s = bring_back(run, victims, struck_at=struck_at)
-    recoveries = watch_recovery(run, victims, reader=reader, struck_at=struck_at)
+    recoveries, nobody_s = watch_recovery(run, victims, reader=reader, struck_at=struck_at)
     findings = check(run, reader=reader, shadow=shadow, everything=False)
+    bound_s = BOUND_S + max(database_away_s, nobody_s)
     for name in victims:
         campaign.kills.append(
             Kill(
@@ -127,7 +129,7 @@ def suffer(run: World, blow: Blow, *, reader: Reader, shadow: Shadow, campaign: 
                 point=fell_at,
                 num_together=len(victims),
                 recovery_s=recoveries[name],
-                bound_s=None if name == TRAINER else BOUND_S + database_away_s,
+                bound_s=None if name == TRAINER else bound_s,
                 findings=findings,
             )
         )
@@ -200,13 +202,21 @@ class Held:
 
 def watch_recovery(
     run: World, victims: Mapping[str, int], *, reader: Reader, struck_at: float
-) -> dict[str, float | None]:
-    """Seconds until everything each victim held went on: a new turn or result of the same Record, the same step."""
+) -> tuple[dict[str, float | None], float]:
+    """Seconds until everything each victim held went on: a new turn or result of the same Record, the same step.
+
+    With it, seconds for which there was no engine or no sampler at all.
+    """
     waiting = held_by(victims, reader=reader)
     plan = reader.last_step()
+    missing = [role for role in ("engine", "sampler") if all(actor.name in victims for actor in run.find(role))]
+    nobody_s = 0.0
     recoveries: dict[str, float | None] = {name: None for name, tasks in waiting.items() if not tasks}
     deadline = time.monotonic() + RECOVERY_WITHIN_S
     while len(recoveries) < len(victims) and time.monotonic() < deadline:
+        if missing:
+            missing = [role for role in missing if is_missing(run, role, reader=reader)]
+            nobody_s = time.monotonic() - struck_at
         for name in victims.keys() - recoveries.keys():
             if name == TRAINER:
                 is_back = step_went_on(run, plan, reader=reader)
@@ -217,7 +227,13 @@ def watch_recovery(
             if is_back:
                 recoveries[name] = time.monotonic() - struck_at
         time.sleep(POLL_S)
-    return {name: recoveries.get(name, math.inf) for name in victims}
+    return {name: recoveries.get(name, math.inf) for name in victims}, nobody_s
+
+
+def is_missing(run: World, role: str, *, reader: Reader) -> bool:
+    """Whether none of the new processes has told the database of itself."""
+    present = reader.serving_pids() if role == "engine" else reader.working_pids()
+    return present.isdisjoint(actor.process.pid for actor in run.find(role))
 
 
 def held_by(victims: Mapping[str, int], *, reader: Reader) -> dict[str, dict[str, Held]]:
@@ -265,7 +281,8 @@ def step_went_on(run: World, plan: Mapping[str, Any] | None, *, reader: Reader) 
     (trainer,) = run.find("trainer")
     if plan is not None and plan["status"] == "planned":
         return any(step["_id"] == plan["_id"] and step["status"] == "committed" for step in reader.steps())
-    return (run.folder / f"{trainer.name}.{trainer.process.pid}.ready").exists()
+    is_ready = (run.folder / f"{trainer.name}.{trainer.process.pid}.ready").exists()
+    return is_ready or reader.phase(trainer.process.pid).startswith("step")
 
 
 # --- proof ------------------------------------------------------------------------------------------------------------
@@ -310,9 +327,9 @@ def conclude(run: World, *, reader: Reader, shadow: Shadow, campaign: Campaign) 
 
 async def audit(run: World) -> list[str]:
     """What `agentrl audit` says."""
-    store = open_store(run.uri, database=run.config.run.run_name)
+    store = open_store(run.uri, database=run.run_name)
     await store.prepare()
-    report = await audit_run(store, config=run.config, run_dir=None)
+    report = await audit_run(store, config=run.config, run_dir=run.run_dir)
     await store.close()
     return [f"audit, {item.check} {item.subject}: {item.message}" for part in report.results for item in part.findings]
 

@@ -68,40 +68,70 @@ class Blow:
     delay_s: float  # after the point, or before the blow at any instant
 
 
-def plan_blows(seed: int, *, counts: Mapping[str, int], num_victims: tuple[int, int]) -> Iterator[Blow]:
-    """The blows of a seed, without end, each with `num_victims` (from, to). `counts`: actors by role, no database."""
-    rng = random.Random(f"kills {seed}")
-    deck: list[tuple[str, str | None]] = []
-    names = [f"{role}_{index}" for role, count in counts.items() for index in range(count)] + ["database"]
-    weights = [MANY_WEIGHTS[name.split("_")[0]] for name in names]
-    while True:
-        if not deck:
-            deck = instants(counts)
-            rng.shuffle(deck)
-        role, point = deck.pop()
-        first = "database" if role == "database" else f"{role}_{rng.randrange(counts[role])}"
-        victims = {first}
-        wanted = rng.randint(*num_victims)
-        while len(victims) < wanted:
-            victims |= set(rng.choices(names, weights))
-        if point is None:
-            yield Blow(victims=tuple(sorted(victims)), point=None, at=None, delay_s=rng.uniform(*PAUSE_S))
-            continue
-        is_database = role == "database"
-        witness = DATABASE_POINTS[point] if is_database else role
-        at = f"{witness}_{rng.randrange(counts[witness])}" if is_database else first
-        delay_s = rng.uniform(*IN_WRITE_S) if is_database else 0.0
-        yield Blow(victims=tuple(sorted(victims)), point=point, at=at, delay_s=delay_s)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """Who there is to kill, apart from the one database, and the instants that can be aimed at."""
+
+    counts: Mapping[str, int]  # actors by role
+    points: Mapping[str, tuple[str, ...]]  # by the role of the victim
+
+    @property
+    def instants(self) -> list[tuple[str, str | None]]:
+        """(role of the victim, point or any instant), each point once."""
+        targeted: list[tuple[str, str | None]] = [(role, point) for role in self.points for point in self.points[role]]
+        return targeted + [(role, None) for role, count in RANDOM_INSTANTS.items() for _ in range(count)]
+
+    @property
+    def names(self) -> list[str]:
+        """All who can be killed."""
+        return [f"{role}_{index}" for role, count in self.counts.items() for index in range(count)] + ["database"]
 
 
-def instants(counts: Mapping[str, int]) -> list[tuple[str, str | None]]:
-    """(role of the victim, point or any instant), once each."""
-    points: dict[str, tuple[str, ...]] = {
+SCRIPTED = Cast(
+    counts={"engine": 2, "sampler": 3, "trainer": 1},
+    points={
         "sampler": SAMPLER_POINTS,
         "engine": ENGINE_POINTS,
         "trainer": TRAINER_POINTS,
         "database": tuple(DATABASE_POINTS),
-    }
-    roles = [role for role in points if role == "database" or counts.get(role)]
-    targeted: list[tuple[str, str | None]] = [(role, point) for role in roles for point in points[role]]
-    return targeted + [(role, None) for role in roles for _ in range(RANDOM_INSTANTS[role])]
+    },
+)
+"""Processes that start in a second: see kill_actors.py."""
+
+REAL = Cast(
+    counts={"engine": 2, "sampler": 2, "trainer": 1},
+    points={
+        "sampler": tuple(point for point in SAMPLER_POINTS if point not in {"in generation", "in tool"}),
+        "trainer": tuple(point for point in TRAINER_POINTS if point != "in checkpoint"),
+        "database": tuple(DATABASE_POINTS),
+    },
+)
+"""The commands of a launch, with torch on a tiny model."""
+
+
+def plan_blows(seed: int, *, cast: Cast, num_victims: tuple[int, int]) -> Iterator[Blow]:
+    """The blows of a seed, without end, each with `num_victims` (from, to)."""
+    rng = random.Random(f"kills {seed}")
+    deck: list[tuple[str, str | None]] = []
+    weights = [MANY_WEIGHTS[name.split("_")[0]] for name in cast.names]
+    while True:
+        if not deck:
+            deck = cast.instants
+            rng.shuffle(deck)
+        role, point = deck.pop()
+        first = _any_of(role, cast=cast, rng=rng)
+        victims = {first}
+        wanted = rng.randint(*num_victims)
+        while len(victims) < wanted:
+            victims |= set(rng.choices(cast.names, weights))
+        names = tuple(sorted(victims))
+        if point is None:
+            yield Blow(victims=names, point=None, at=None, delay_s=rng.uniform(*PAUSE_S))
+            continue
+        is_database = role == "database"
+        at = _any_of(DATABASE_POINTS[point], cast=cast, rng=rng) if is_database else first
+        yield Blow(victims=names, point=point, at=at, delay_s=rng.uniform(*IN_WRITE_S) if is_database else 0.0)
+
+
+def _any_of(role: str, *, cast: Cast, rng: random.Random) -> str:
+    return "database" if role == "database" else f"{role}_{rng.randrange(cast.counts[role])}"

@@ -70,6 +70,20 @@ class Reader:
         steps = self.steps()
         return steps[-1] if steps else None
 
+    def phase(self, pid: int) -> str:
+        """What the process says it is doing; empty before its first heartbeat."""
+        worker = self._database["Worker"].find_one({"pid": pid})
+        return "" if worker is None else str(worker["phase"])
+
+    def working_pids(self) -> set[int]:
+        """Processes that ever had a heartbeat as a worker."""
+        return {worker["pid"] for worker in self._database["Worker"].find({}, {"pid": 1})}
+
+    def serving_pids(self) -> set[int]:
+        """Processes of the inference services that are up."""
+        services = self._database["InferenceService"].find({"status": "UP"}, {"_id": 1})
+        return {int(service["_id"].split("-")[-2]) for service in services}
+
     def row_tasks(self) -> dict[str, str]:
         """Training row -> its Task."""
         return {row["_id"]: row["task_id"] for row in self._database["DBRecordData"].find({}, {"task_id": 1})}

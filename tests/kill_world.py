@@ -12,15 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import kill_actors
 from agentrl.config import AlgoConfig, InferenceConfig, RolloutConfig, RunConfig, RunSection, StoreConfig
+from agentrl.config.load import load_config
 from agentrl.store.embedded import EmbeddedServer, start_embedded
 from agentrl.types import Task
+from kill_plan import REAL, Cast
 from tiny_chat import write_tiny_chat
 
 LEASE_S = 2.0
@@ -29,7 +31,6 @@ END_S = 20.0
 LOOK_S = 0.02
 NUM_ITEMS = 100
 NUM_GENERATIONS = 2
-DATABASE = "database"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,8 +85,10 @@ class World:
 
     folder: Path  # of this run: points, witnesses, checkpoint, logs
     uri: str
+    run_name: str
     config: RunConfig
     actors: list[Actor]
+    run_dir: Path | None  # with the checkpoints; None: the trainer has a list in place of a model
     restart_database: Callable[[], None]
     database_pid: Callable[[], int]
 
@@ -163,47 +166,76 @@ def database_server(folder: Path) -> Iterator[DatabaseServer]:
 
 
 @contextmanager
-def world(database: DatabaseServer, *, run_name: str, counts: Mapping[str, int]) -> Iterator[World]:
-    """A run with its processes, on a server of its own or a shared one. All of them are killed on the way out."""
+def world(database: DatabaseServer, *, run_name: str, cast: Cast) -> Iterator[World]:
+    """A run with its processes, on a server that others may share. All of them are killed on the way out."""
     folder = database.folder / run_name
     folder.mkdir()
-    config = run_config(folder, run_name=run_name)
-    model_dir = write_tiny_chat(folder / "model")
+    is_real = cast is REAL
+    config = real_config(folder, uri=database.server.uri) if is_real else run_config(folder, run_name=run_name)
     spec = folder / "spec.json"
     told = {
         "config": config.model_dump(mode="json"),
         "uri": database.server.uri,
         "folder": str(folder),
-        "model_dir": str(model_dir),
+        "model_dir": str(folder / "model" if is_real else write_tiny_chat(folder / "model")),
     }
     spec.write_text(json.dumps(told))
-    actors = [
-        Actor(
-            role=role,
-            index=index,
-            command=[sys.executable, kill_actors.__file__, role, str(spec), f"{role}_{index}"],
-            log_path=folder / f"{role}_{index}.log",
-        )
-        for role, count in counts.items()
-        for index in range(count)
-    ]
     made = World(
         folder=folder,
         uri=database.server.uri,
+        run_name=run_name,
         config=config,
-        actors=actors,
+        actors=[
+            make_actor(role, index, spec=spec, arguments=command_of(role, run_name) if is_real else None)
+            for role, count in cast.counts.items()
+            for index in range(count)
+        ],
+        run_dir=folder / "output" / run_name if is_real else None,
         restart_database=database.restart,
         database_pid=lambda: database.pid,
     )
-    for actor in actors:
+    for actor in made.actors:
         actor.start()
     try:
         yield made
     finally:
-        for actor in list(made.actors):
+        for actor in made.actors:
             actor.send(signal.SIGKILL)
-        for actor in list(made.actors):
+        for actor in made.actors:
             actor.wait()
+
+
+def make_actor(role: str, index: int, *, spec: Path, arguments: Sequence[str] | None) -> Actor:
+    """One of the scripted processes, or `agentrl` with arguments."""
+    name = f"{role}_{index}"
+    started_as = [role, str(spec), name] if arguments is None else ["agentrl", str(spec), name, *arguments]
+    command = [sys.executable, kill_actors.__file__, *started_as]
+    return Actor(role=role, index=index, command=command, log_path=spec.parent / f"{name}.log")
+
+
+def command_of(role: str, run_name: str) -> list[str]:
+    """How a launch starts this role."""
+    command = {"sampler": "sample", "engine": "serve", "trainer": "train"}[role]
+    return [command, run_name, "--config", "run.yaml"]
+
+
+def real_config(folder: Path, *, uri: str) -> RunConfig:
+    """A tiny model and its settings in the folder, as `run.yaml` there."""
+    from launched_run import write_run  # loads torch
+
+    write_run(
+        folder,
+        db_connection_string=uri,
+        lease_s=LEASE_S,
+        heartbeat_s=HEARTBEAT_S,
+        db_timeout_s=60,
+        num_generations=NUM_GENERATIONS,
+        max_concurrent_samples_per_process=2 * NUM_GENERATIONS,
+        max_staleness=3,
+        max_steps=10_000,
+        save_total_limit=3,
+    )
+    return load_config(profile=None, config_file=folder / "run.yaml", environ={}, argv_flags=[])
 
 
 def make_tasks() -> list[Task]:
