@@ -195,13 +195,13 @@ def told_turn(turn: Mapping[str, Any]) -> tuple[bytes, tuple[str, ...]]:
 def check_records(reader: Reader) -> list[str]:
     """One Record per (task, epoch, generation), one turn per place, and finished groups complete."""
     headers = reader.records({})
-    tasks = {task["_id"]: task for task in reader.tasks({}, "epoch", "item_id", "num_generations", "status")}
+    tasks = {task["_id"]: task for task in reader.tasks({}, "split", "epoch", "item_id", "num_generations", "status")}
     wrong: list[str] = []
-    places: Counter[tuple[str, int, int]] = Counter()
+    places: Counter[tuple[str, str, int, int]] = Counter()
     generations: dict[str, set[int]] = {}
     for header in headers:
         task = tasks[header["task_id"]]
-        places[task["item_id"], task["epoch"], header["generation"]] += 1
+        places[task["split"], task["item_id"], task["epoch"], header["generation"]] += 1
         generations.setdefault(task["_id"], set()).add(header["generation"])
         turns = [turn_id.rsplit("/", 1)[1].split(".")[0] for turn_id in header["turn_ids"]]
         if [int(turn) for turn in turns] != [*range(header["num_turns"])]:
@@ -242,7 +242,7 @@ def check_training(
 def _unfinished(step: Mapping[str, Any], tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for task_id in step["task_ids"]:
         task = tasks.get(task_id, {})
-        if task.get("consumed_step") != step["_id"]:
+        if (task.get("status"), task.get("consumed_step")) != ("consumed", step["_id"]):
             yield f"step {step['_id']} used {task_id}, which is {task.get('status')} by {task.get('consumed_step')}"
 
 
