@@ -209,7 +209,7 @@ def watch_recovery(
     """
     waiting = held_by(victims, reader=reader)
     plan = reader.last_step()
-    missing = [role for role in ("engine", "sampler") if all(actor.name in victims for actor in run.find(role))]
+    missing = [role for role in ("engine", "sampler") if is_missing(run, role, reader=reader)]
     nobody_s = 0.0
     recoveries: dict[str, float | None] = {name: None for name, tasks in waiting.items() if not tasks}
     deadline = time.monotonic() + RECOVERY_WITHIN_S
@@ -231,21 +231,28 @@ def watch_recovery(
 
 
 def is_missing(run: World, role: str, *, reader: Reader) -> bool:
-    """Whether none of the new processes has told the database of itself."""
+    """Whether none of the processes there are now has told the database of itself."""
     present = reader.serving_pids() if role == "engine" else reader.working_pids()
     return present.isdisjoint(actor.process.pid for actor in run.find(role))
 
 
 def held_by(victims: Mapping[str, int], *, reader: Reader) -> dict[str, dict[str, Held]]:
-    """What each sampler had claimed; for an engine and the database, everything that living samplers work on."""
-    tasks = reader.tasks({"split": "train", "status": "running"}, "owner", "fence", "num_generations")
+    """What each sampler had claimed; for an engine and the database, everything that living samplers work on.
+
+    While the database is away leases go on: what is given back by now was held by one of the samplers that died.
+    """
+    samplers = {name: pid for name, pid in victims.items() if name.startswith("sampler")}
+    query: dict[str, Any] = {"split": "train", "status": "running"}
+    if samplers and "database" in victims:
+        query |= {"status": {"$in": ["running", "pending"]}, "fence": {"$gt": 0}}
+    tasks = reader.tasks(query, "status", "owner", "fence", "num_generations")
     records = states_of(tasks, reader=reader)
     held: dict[str, dict[str, Held]] = {name: {} for name in victims if name != TRAINER}
     for task in tasks:
-        dead = [name for name, pid in victims.items() if name.startswith("sampler") and f"-{pid}-" in task["owner"]]
+        is_given_back = task["status"] == "pending"
+        dead = [name for name, pid in samplers.items() if is_given_back or f"-{pid}-" in task["owner"]]
         open_turns = {k: num for k, (status, num) in records[task["_id"]].items() if status == "running"}
-        holders = dead or [name for name in held if not name.startswith("sampler")]
-        for name in holders:
+        for name in dead or held.keys() - samplers.keys():
             held[name][task["_id"]] = Held(fence=task["fence"], must_change_hands=bool(dead), open_turns=open_turns)
     return held
 
