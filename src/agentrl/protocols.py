@@ -34,6 +34,14 @@ from agentrl.types import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLook:
+    """The Tasks of a split, counted as by `count_tasks`, after expired claims were returned to the queue."""
+
+    counts: Mapping[TaskStatus, int]
+    reaped: tuple[str, ...]  # ids of the Tasks whose claim had expired
+
+
 class TaskStore(Protocol):
     """What samplers need: claim Tasks, commit turns, settle groups."""
 
@@ -99,6 +107,10 @@ class TaskStore(Protocol):
 
     async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:
         """How many Tasks are in each status; CONSUMED may be left out where counting it is slow."""
+        ...
+
+    async def look_over_tasks(self, *, split: str) -> TaskLook:
+        """Both at once, in one round trip where Tasks are few: for the loop that would otherwise ask twice."""
         ...
 
     async def latest_policy(self) -> PolicyVersion | None:

@@ -665,3 +665,14 @@ async def test_records_are_listed_newest_first_by_split_and_task(store: Store) -
     assert await store.list_records(task_id="nothing") == []
     assert await store.get_record("nothing") is None
     assert await store.get_task("nothing") is None
+
+
+async def test_a_look_counts_tasks_and_returns_expired_claims_at_once(store: Store) -> None:
+    await store.insert_tasks([make_task(f"q{number}") for number in range(4)])
+    (expired,) = await store.claim_tasks(split="train", owner="dead", lease_s=0.0, limit=1)
+    (held,) = await store.claim_tasks(split="train", owner="alive", lease_s=60, limit=1)
+    look = await store.look_over_tasks(split="train")
+    assert look.reaped == (expired.task.id,)
+    assert (look.counts[TaskStatus.PENDING], look.counts[TaskStatus.RUNNING]) == (3, 1)
+    assert (await store.look_over_tasks(split="train")).reaped == ()
+    assert await store.renew_claims([held], lease_s=60) == []

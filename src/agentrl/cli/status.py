@@ -17,7 +17,8 @@ from agentrl.cli.service import with_stop_signals
 from agentrl.config import RunConfig
 from agentrl.inspector import render_status
 
-REFRESH_S = 1.0
+REFRESH_S = 2.0
+FLEET_AGE_S = 5.0
 FORGET_AFTER = timedelta(seconds=30)
 
 
@@ -41,7 +42,7 @@ def run(invocation: Invocation) -> int:
 
 async def _show(config: RunConfig, *, console: Console, stop: asyncio.Event | None) -> None:
     async with open_run_store(config, may_start=stop is None, must_exist=True) as store:
-        reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER)
+        reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER, fleet_age_s=FLEET_AGE_S)
         first = render_status(await reader.read(), now=await store.server_time())
         if stop is None:
             console.print(first)

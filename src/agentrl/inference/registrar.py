@@ -37,13 +37,19 @@ async def run_registrar(
     poll_s: float,
     heartbeat_s: float,
     stop: asyncio.Event,
+    num_registrars: int = 1,
 ) -> None:
-    """Follow the policy until `stop` is set or the task is cancelled; then mark the service DOWN."""
+    """Follow the policy until `stop` is set or the task is cancelled; then mark the service DOWN.
+
+    `num_registrars` of one process share its one look a second.
+    """
     registrar = _Registrar(client, fleet, service_id=service_id, engine=engine)
     try:
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(registrar.follow(poll_s=poll_s), name=f"follow {service_id}"),
+                group.create_task(
+                    registrar.follow(poll_s=poll_s, num_registrars=num_registrars), name=f"follow {service_id}"
+                ),
                 group.create_task(registrar.beat(heartbeat_s=heartbeat_s), name=f"heartbeat {service_id}"),
             ]
             await stop.wait()
@@ -67,7 +73,7 @@ class _Registrar:
         self._announce_lock = asyncio.Lock()
         self._load_lock = asyncio.Lock()
 
-    async def follow(self, *, poll_s: float) -> None:
+    async def follow(self, *, poll_s: float, num_registrars: int) -> None:
         """Load every new version as soon as it is published."""
         backoff_s = _BACKOFF_FIRST_S
         pace = Pace(shortest_s=poll_s, longest_s=poll_s)
@@ -79,7 +85,7 @@ class _Registrar:
                         await self._bring_up(policy)
                     await self._announce()
                     pace.reset()
-                backoff_s, pause_s = _BACKOFF_FIRST_S, pace.pause()
+                backoff_s, pause_s = _BACKOFF_FIRST_S, pace.pause(num_commands=num_registrars)
             except (EngineError, StoreError) as error:
                 logger.warning("service %s (%s): %s", self._service_id, self._client.base_url, error)
                 if isinstance(error, EngineError):

@@ -54,11 +54,21 @@ async def _attach(config: RunConfig, fleet: FleetStore, *, stop: asyncio.Event) 
     urls = [url.strip() for url in (config.inference.inference_url or "").split(",") if url.strip()]
     async with asyncio.TaskGroup() as group:
         for url in urls:
-            group.create_task(_register(url, fleet, config=config, service_id=url, engine="sglang", stop=stop))
+            registrar = _register(
+                url, fleet, config=config, service_id=url, engine="sglang", stop=stop, num_registrars=len(urls)
+            )
+            group.create_task(registrar)
 
 
 async def _register(
-    url: str, fleet: FleetStore, *, config: RunConfig, service_id: str, engine: str, stop: asyncio.Event
+    url: str,
+    fleet: FleetStore,
+    *,
+    config: RunConfig,
+    service_id: str,
+    engine: str,
+    stop: asyncio.Event,
+    num_registrars: int,
 ) -> None:
     async with EngineClient(url, timeout_s=_CONTROL_TIMEOUT_S) as client:
         await run_registrar(
@@ -69,6 +79,7 @@ async def _register(
             poll_s=config.inference.policy_poll_s,
             heartbeat_s=config.store.heartbeat_s,
             stop=stop,
+            num_registrars=num_registrars,
         )
 
 
@@ -87,7 +98,9 @@ async def _serve_embedded(config: RunConfig, fleet: FleetStore, *, stop: asyncio
     engine.on_failure = lambda: loop.call_soon_threadsafe(stop.set)
     async with running_server(engine, tokenizer, listener):
         logger.info("embedded engine serves %s at %s", config.model.model_name_or_path, url)
-        await _register(url, fleet, config=config, service_id=service_id, engine="embedded", stop=stop)
+        await _register(
+            url, fleet, config=config, service_id=service_id, engine="embedded", stop=stop, num_registrars=1
+        )
     if engine.failure is not None:
         message = f"the embedded engine at {url} failed: {engine.failure!r}"
         raise EngineError(message, kind=EngineErrorKind.UNREACHABLE) from engine.failure

@@ -1,8 +1,8 @@
 """The sampler process: claims Tasks while there is capacity, and keeps their leases alive.
 
     every heartbeat_s      renew all claims; cancel the groups whose claim was lost; report this worker
-    every second           return other workers' expired claims to the queue
-    otherwise              capacity > 0?  claim Tasks ──► one GroupRunner.run each
+    every look             count Tasks; return other workers' expired claims to the queue
+                           capacity > 0?  claim Tasks ──► one GroupRunner.run each
                            queue empty?   enqueue the next epoch
 
 Capacity is what keeps tokens fresh: at most (max_staleness + 1) steps' worth of groups may be running, settled or in
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_POLL_S = 0.05  # bounded polling is what correctness rests on; a look costs about 3 ms of server time
 LONGEST_POLL_S = 0.5
-REAP_POLL_S = 1.0  # recovery is promised within lease_s + 2 s; a look costs 1.5 ms of server time
+WANTING_COMMANDS = 3  # of a look that asks for engines, and for Tasks or the next epoch, too
 CANCEL_GRACE_S = 10.0
 
 
@@ -70,7 +70,7 @@ class SamplerWorker:
     started_at: datetime
     epoch: int = 0
     groups: dict[str, tuple[TaskClaim, asyncio.Task[None]]] = field(default_factory=dict)
-    background: list[asyncio.Task[None]] = field(default_factory=list)
+    heartbeat: asyncio.Task[None] | None = None
 
     @classmethod
     def build(
@@ -107,14 +107,13 @@ class SamplerWorker:
 
     @contextlib.asynccontextmanager
     async def upkeep(self) -> AsyncIterator[None]:
-        """Heartbeats and the reaper while the body runs; afterwards every unfinished Task is given back."""
-        self.background = [asyncio.create_task(self._heartbeat()), asyncio.create_task(self._reap())]
+        """Heartbeats while the body runs; afterwards every unfinished Task is given back."""
+        self.heartbeat = asyncio.create_task(self._heartbeat())
         try:
             yield
         finally:
-            for task in self.background:
-                task.cancel()
-            await asyncio.wait(self.background, timeout=CANCEL_GRACE_S)
+            self.heartbeat.cancel()
+            await asyncio.wait([self.heartbeat], timeout=CANCEL_GRACE_S)
             await self._give_back()
             await self.store.put_worker(replace(self._describe(), num_running=0, phase="stopped"))
 
@@ -123,26 +122,27 @@ class SamplerWorker:
         pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while not stop.is_set():
             self._collect()
-            counts = await self.store.count_tasks(split=self.split)
-            capacity = await self._capacity(num_outstanding=outstanding(counts))
-            claimed = await self.claim(capacity) if counts.get(TaskStatus.PENDING, 0) else 0
-            if capacity > 0 and not claimed and await self._refill(num_pending=counts.get(TaskStatus.PENDING, 0)):
-                continue
-            if claimed:
+            counts = await self._look_over()
+            num_pending = counts.get(TaskStatus.PENDING, 0)
+            admitted = self._admitted(num_outstanding=outstanding(counts))
+            wants_more = admitted > 0 and (num_pending > 0 or self._has_next_epoch)
+            if wants_more and await self._start_more(admitted, num_pending=num_pending):
                 pace.reset()
-            await self._wait(stop, timeout_s=pace.pause())
+            await self._wait(stop, timeout_s=pace.pause(num_commands=WANTING_COMMANDS if wants_more else 1))
 
     async def drain(self) -> None:
         """Run the split's Tasks until none is pending or running (evaluation); no admission, no new epochs."""
         stop = asyncio.Event()
+        pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while True:
             self._collect()
-            claimed = await self.claim(self._free_groups())
-            if not claimed and not self.groups:
-                counts = await self.store.count_tasks(split=self.split)
-                if not counts.get(TaskStatus.PENDING, 0) and not counts.get(TaskStatus.RUNNING, 0):
-                    return
-            await self._wait(stop, timeout_s=LONGEST_POLL_S)
+            counts = await self._look_over()
+            num_pending = counts.get(TaskStatus.PENDING, 0)
+            if not self.groups and not num_pending and not counts.get(TaskStatus.RUNNING, 0):
+                return
+            if num_pending and await self.claim(self._free_groups()):
+                pace.reset()
+            await self._wait(stop, timeout_s=pace.pause())
 
     async def claim(self, limit: int) -> int:
         """Claim up to `limit` Tasks and start their groups."""
@@ -161,28 +161,41 @@ class SamplerWorker:
         most = max(1, rollout.max_concurrent_samples_per_process // rollout.num_generations)
         return most - len(self.groups)
 
-    async def _capacity(self, *, num_outstanding: int) -> int:
+    async def _look_over(self) -> Mapping[TaskStatus, int]:
+        """Count the split's Tasks, after expired claims went back to the queue."""
+        look = await self.store.look_over_tasks(split=self.split)
+        if look.reaped:
+            reaped = ", ".join(look.reaped[:5])
+            logger.warning("returned %d expired claims to the queue: %s", len(look.reaped), reaped)
+        return look.counts
+
+    def _admitted(self, *, num_outstanding: int) -> int:
         """How many groups may be claimed now without any of them aging beyond max_staleness."""
         free = self._free_groups()
         if free <= 0:
             return 0
         algo = self.config.algo
-        admitted = groups_to_admit(
+        return groups_to_admit(
             num_outstanding=num_outstanding,
             num_free=free,
             tasks_per_step=algo.tasks_per_step,
             max_staleness=algo.max_staleness,
         )
-        if admitted <= 0 or not await can_be_served(self.store, max_staleness=algo.max_staleness):
-            return 0
-        return admitted
 
-    async def _refill(self, *, num_pending: int) -> bool:
-        """Enqueue the next epoch if the queue is empty; whether anything was added."""
-        if num_pending:
+    async def _start_more(self, limit: int, *, num_pending: int) -> bool:
+        """Claim up to `limit` Tasks, or enqueue the next epoch if none is pending; whether anything came of it."""
+        if not await can_be_served(self.store, max_staleness=self.config.algo.max_staleness):
             return False
+        return await self.claim(limit) > 0 if num_pending else await self._refill()
+
+    @property
+    def _has_next_epoch(self) -> bool:
         limit = self.config.rollout.num_train_epochs
-        while limit is None or self.epoch + 1 < limit:
+        return limit is None or self.epoch + 1 < limit
+
+    async def _refill(self) -> bool:
+        """Enqueue the next epoch that is not there yet; whether anything was added."""
+        while self._has_next_epoch:
             added = await self.store.enqueue_epoch(split=self.split, epoch=self.epoch + 1)
             if added is None:
                 return False
@@ -203,9 +216,8 @@ class SamplerWorker:
 
     def _collect(self) -> None:
         """Forget finished groups; an unexpected failure ends the process (others take its Tasks over)."""
-        for upkeep in self.background:
-            if upkeep.done():
-                upkeep.result()  # without heartbeats the claims would lapse: raise what ended it
+        if self.heartbeat is not None and self.heartbeat.done():
+            self.heartbeat.result()  # without heartbeats the claims would lapse: raise what ended it
         for task_id, (_, group) in list(self.groups.items()):
             if not group.done():
                 continue
@@ -226,13 +238,6 @@ class SamplerWorker:
                     self.groups[task_id][1].cancel()
             await self.store.put_worker(self._describe())
             await asyncio.sleep(self.config.store.heartbeat_s)
-
-    async def _reap(self) -> None:
-        while True:
-            reaped = await self.store.reap_expired_claims(split=self.split)
-            if reaped:
-                logger.warning("returned %d expired claims to the queue: %s", len(reaped), ", ".join(reaped[:5]))
-            await asyncio.sleep(REAP_POLL_S)
 
     def _describe(self) -> Worker:
         return Worker(
@@ -272,8 +277,8 @@ async def can_be_served(store: FleetStore, *, max_staleness: int) -> bool:
 
     Without one, claiming would only turn Tasks into typed failures.
     """
-    latest = await store.latest_policy()
-    oldest = 0 if latest is None or max_staleness > 0 else latest.version
+    latest = await store.latest_policy() if max_staleness == 0 else None
+    oldest = 0 if latest is None else latest.version
     services = await store.list_services()
     return any(s.status is ServiceStatus.UP and s.policy_version >= oldest for s in services)
 

@@ -9,15 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentrl.errors import StaleClaimError, StoreError
+from agentrl.protocols import TaskLook
 from agentrl.store.attempts import attempt_key, attempt_reason, check_reopening, next_attempt
 from agentrl.store.claims import at_epoch
 from agentrl.store.memory_audit import MemoryAuditReads
+from agentrl.store.memory_fleet import MemoryFleet
 from agentrl.store.turns import extend_record
 from agentrl.types import (
     DBRecordData,
     DispatchedSamplingTask,
     GroupSettlement,
-    InferenceService,
     PolicyVersion,
     Record,
     RecordStatus,
@@ -29,7 +30,6 @@ from agentrl.types import (
     TaskStatus,
     TrainStep,
     Turn,
-    Worker,
 )
 
 
@@ -61,11 +61,11 @@ class _Quarantined:
     ids: list[str] = field(default_factory=list)
 
 
-class MemoryStore(MemoryAuditReads):
+class MemoryStore(MemoryAuditReads, MemoryFleet):
     """agentrl.protocols.Store in dictionaries. Methods never suspend, so each is atomic. `clock` is server time."""
 
     def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._clock = clock
+        super().__init__(clock=clock)
         self._tasks: dict[str, _TaskState] = {}
         self._records: dict[str, Record] = {}
         self._dispatches: dict[str, DispatchedSamplingTask] = {}
@@ -73,8 +73,6 @@ class MemoryStore(MemoryAuditReads):
         self._sequences: dict[str, DBRecordData] = {}
         self._steps: dict[int, TrainStep] = {}
         self._policies: dict[int, PolicyVersion] = {}
-        self._services: dict[str, InferenceService] = {}
-        self._workers: dict[str, Worker] = {}
         self._run: dict[str, Any] = {}
         self.quarantined: dict[str, _Quarantined] = {}
 
@@ -107,9 +105,7 @@ class MemoryStore(MemoryAuditReads):
             state.status, state.owner = TaskStatus.RUNNING, token
             state.lease_until = self._clock() + timedelta(seconds=lease_s)
             state.fence += 1
-            claims.append(
-                TaskClaim(task=state.task, owner=token, fence=state.fence, lease_until=state.lease_until),
-            )
+            claims.append(TaskClaim(task=state.task, owner=token, fence=state.fence, lease_until=state.lease_until))
         return claims
 
     async def renew_claims(self, claims: Sequence[TaskClaim], *, lease_s: float) -> list[str]:
@@ -244,6 +240,11 @@ class MemoryStore(MemoryAuditReads):
         counted = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.SETTLED)
         return {status: len(self._in_status(split, status)) for status in counted}
 
+    async def look_over_tasks(self, *, split: str) -> TaskLook:
+        """See TaskStore.look_over_tasks."""
+        reaped = await self.reap_expired_claims(split=split)
+        return TaskLook(reaped=tuple(reaped), counts=await self.count_tasks(split=split))
+
     async def latest_policy(self) -> PolicyVersion | None:
         """See TaskStore.latest_policy."""
         return self._policies[max(self._policies)] if self._policies else None
@@ -332,28 +333,6 @@ class MemoryStore(MemoryAuditReads):
     async def publish_policy(self, version: PolicyVersion) -> None:
         """See TrainStore.publish_policy."""
         self._policies[version.version] = replace(version, created_at=version.created_at or self._clock())
-
-    # --- FleetStore ---------------------------------------------------------------------------------------------
-
-    async def server_time(self) -> datetime:
-        """See FleetStore.server_time."""
-        return self._clock()
-
-    async def put_service(self, service: InferenceService) -> None:
-        """See FleetStore.put_service."""
-        self._services[service.id] = replace(service, heartbeat_at=self._clock())
-
-    async def list_services(self) -> list[InferenceService]:
-        """See FleetStore.list_services."""
-        return sorted(self._services.values(), key=lambda service: service.id)
-
-    async def put_worker(self, worker: Worker) -> None:
-        """See FleetStore.put_worker."""
-        self._workers[worker.id] = replace(worker, heartbeat_at=self._clock())
-
-    async def list_workers(self) -> list[Worker]:
-        """See FleetStore.list_workers."""
-        return sorted(self._workers.values(), key=lambda worker: worker.id)
 
     # --- ReadStore ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from agentrl.protocols import QuarantinedWork, TaskState
+from agentrl.protocols import QuarantinedWork, TaskLook, TaskState
 from agentrl.store.attempts import reopen_record
 from agentrl.store.audit_reads import AuditReader
 from agentrl.store.connection import Database
@@ -132,6 +132,10 @@ class MongoStore:
         """See TaskStore.count_tasks."""
         return await self._tasks.count(split=split)
 
+    async def look_over_tasks(self, *, split: str) -> TaskLook:
+        """See TaskStore.look_over_tasks."""
+        return await self._tasks.look_over(split=split)
+
     async def latest_policy(self) -> PolicyVersion | None:
         """See TaskStore.latest_policy."""
         return await self._ledger.latest_policy()
@@ -178,7 +182,7 @@ class MongoStore:
 
     async def server_time(self) -> datetime:
         """See FleetStore.server_time."""
-        return await self._database.server_time()
+        return await self._database.run("read the clock", self._database.clock.now)
 
     async def put_service(self, service: InferenceService) -> None:
         """See FleetStore.put_service."""

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
 from typing import Final
 
 from agentrl.errors import StaleClaimError
+from agentrl.protocols import TaskLook
 from agentrl.store.claims import ClaimQueue, announce_epochs, at_epoch, pending_again, pending_document
 from agentrl.store.connection import Database
 from agentrl.store.documents import Document, settlement_to_document, task_from_document
@@ -23,8 +25,10 @@ from agentrl.types import DBRecordData, GroupSettlement, Task, TaskClaim, TaskSt
 _INSERT_CHUNK: Final = 1000
 _RENEW_CHUNK: Final = 256
 _COUNTED: Final = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.SETTLED)
-_COUNT_ALWAYS_BELOW: Final = 256
+_FEW: Final = 256  # Tasks of one status that are looked at one by one
 _COUNT_COST_FACTOR: Final = 20.0  # counting may take this fraction of one server thread: 1/20
+_PENDING_REUSE_S: Final = 10.0  # of many pending Tasks it only matters that there are some
+_LEASE_FIELDS: Final = {"owner": 1, "lease_until": 1}
 
 
 class TaskQueue:
@@ -105,8 +109,22 @@ class TaskQueue:
 
     async def reap(self, *, split: str) -> list[str]:
         """See TaskStore.reap_expired_claims."""
+        return await self._reap(
+            split, await self._database.run("look for expired claims", lambda: self._expired(split))
+        )
+
+    async def look_over(self, *, split: str) -> TaskLook:
+        """See TaskStore.look_over_tasks."""
+        now = await self._database.run("read the clock", self._database.clock.now)
+        running = await self._count(split)
+        if running is None:
+            reaped = await self.reap(split=split)
+        else:
+            reaped = await self._reap(split, [task for task in running if task["lease_until"] < now])
+        return TaskLook(counts=self._counts(split), reaped=tuple(reaped))
+
+    async def _reap(self, split: str, expired: Sequence[Document]) -> list[str]:
         tasks = self._database.durable(TASK)
-        expired = await self._database.run("look for expired claims", lambda: self._expired(split))
         reaped: list[str] = []
         for document in expired:
             # The exact lease in the filter: a renewal that came in between wins.
@@ -121,7 +139,7 @@ class TaskQueue:
     async def _expired(self, split: str) -> list[Document]:
         now = await self._database.clock.now()
         query = {"split": split, "status": TaskStatus.RUNNING.value, "lease_until": {"$lt": now}}
-        return await self._database.durable(TASK).find(query, {"owner": 1, "lease_until": 1}).to_list()
+        return await self._database.durable(TASK).find(query, _LEASE_FIELDS).to_list()
 
     async def settle(self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]) -> None:
         """See TaskStore.settle_task. Rows first, then the flip: a crash in between leaves rows a second try finds."""
@@ -172,31 +190,45 @@ class TaskQueue:
 
         Counting n documents costs the embedded server O(n). Counts up to 256 are exact; a larger one is reused, with
         this process's own changes added, until it is 20 times older than it took. Counted in the order of a Task's
-        life, which is that of the index, too, for the one query that counts few: one that moves on meanwhile is counted
+        life, which is that of the index, too, for a query that counts few: one that moves on meanwhile is counted
         twice rather than not at all, so admission errs on the safe side.
         """
-        counters = {status: self._counter(split, status) for status in _COUNTED}
-        are_few = all(counter.value <= _COUNT_ALWAYS_BELOW for counter in counters.values())
-        if not are_few or not await self._count_all(split):
-            for status, counter in counters.items():
-                if counter.is_due:
-                    await self._refresh(counter, split, status)
-        return {status: counter.value for status, counter in counters.items()}
+        await self._count(split)
+        return self._counts(split)
 
-    async def _count_all(self, split: str) -> bool:
-        """Count all statuses in one round trip; False if there turn out to be too many Tasks for that."""
-        limit = len(_COUNTED) * _COUNT_ALWAYS_BELOW
-        query = {"split": split, "status": {"$in": [status.value for status in _COUNTED]}}
+    async def _count(self, split: str) -> list[Document] | None:
+        """Bring the counters up to date. Returns the running Tasks if few are, else None.
+
+        Neighbours in a Task's life of which there are few share a round trip.
+        """
+        running: list[Document] | None = None
+        for are_few, group in groupby(_COUNTED, key=lambda status: self._counter(split, status).are_few):
+            statuses = list(group)
+            found = await self._read_few(split, statuses) if are_few else None
+            if found is None:
+                for status in statuses:
+                    if self._counter(split, status).is_due:
+                        await self._refresh(self._counter(split, status), split, status)
+                continue
+            seen = Counter(document["status"] for document in found)
+            for status in statuses:
+                self._counter(split, status).value = seen[status.value]
+            if TaskStatus.RUNNING in statuses:
+                running = [document for document in found if document["status"] == TaskStatus.RUNNING]
+        return running
+
+    async def _read_few(self, split: str, statuses: Sequence[TaskStatus]) -> list[Document] | None:
+        """Status and lease of all Tasks in these statuses; None if there turn out to be too many for that."""
+        limit = len(statuses) * _FEW
+        query = {"split": split, "status": {"$in": [status.value for status in statuses]}}
         tasks = self._database.durable(TASK)
         found = await self._database.run(
-            "count tasks", lambda: tasks.find(query, {"_id": 0, "status": 1}).limit(limit + 1).to_list()
+            "count tasks", lambda: tasks.find(query, {"status": 1, **_LEASE_FIELDS}).limit(limit + 1).to_list()
         )
-        if len(found) > limit:
-            return False
-        seen = Counter(document["status"] for document in found)
-        for status in _COUNTED:
-            self._counter(split, status).value = seen[status.value]
-        return True
+        return None if len(found) > limit else found
+
+    def _counts(self, split: str) -> dict[TaskStatus, int]:
+        return {status: self._counter(split, status).value for status in _COUNTED}
 
     async def _refresh(self, counter: _Counter, split: str, status: TaskStatus) -> None:
         started = time.monotonic()
@@ -207,7 +239,8 @@ class TaskQueue:
         counter.cost_s = counter.counted_at - started
 
     def _counter(self, split: str, status: TaskStatus) -> _Counter:
-        return self._counters.setdefault((split, status), _Counter())
+        reuse_s = _PENDING_REUSE_S if status is TaskStatus.PENDING else 0.0
+        return self._counters.setdefault((split, status), _Counter(reuse_s=reuse_s))
 
     def _moved(self, split: str, source: TaskStatus, target: TaskStatus, num_tasks: int) -> None:
         self._counter(split, source).value -= num_tasks
@@ -218,14 +251,19 @@ class TaskQueue:
 class _Counter:
     """The last count of one split and status."""
 
+    reuse_s: float = 0.0  # a large count is at least so long good enough
     value: int = 0
     counted_at: float = float("-inf")
     cost_s: float = 0.0
 
     @property
+    def are_few(self) -> bool:
+        return self.value <= _FEW
+
+    @property
     def is_due(self) -> bool:
         age_s = time.monotonic() - self.counted_at
-        return self.value <= _COUNT_ALWAYS_BELOW or age_s > _COUNT_COST_FACTOR * self.cost_s
+        return self.are_few or age_s > max(self.reuse_s, _COUNT_COST_FACTOR * self.cost_s)
 
 
 def _held_by(claim: TaskClaim) -> Document:

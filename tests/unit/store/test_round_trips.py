@@ -10,28 +10,8 @@ from pymongo import monitoring
 
 from agentrl.store.mongo import MongoStore, open_store
 from agentrl.types import Record
+from command_counter import CommandCounter
 from factories import make_task, make_turn
-
-
-class CommandCounter(monitoring.CommandListener):
-    """Names of the commands sent to one database since `reset`."""
-
-    def __init__(self, database: str) -> None:
-        self._database = database
-        self.names: list[str] = []
-
-    def reset(self) -> None:
-        self.names = []
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if event.database_name == self._database:
-            self.names.append(event.command_name)
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Not counted."""
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Not counted."""
 
 
 @pytest.fixture

@@ -34,3 +34,16 @@ def test_a_large_count_is_taken_again_once_it_is_old_compared_to_its_cost() -> N
     assert not counter.is_due
     counter.value = 3
     assert counter.is_due
+
+
+async def test_a_look_finds_expired_claims_among_many_tasks_and_counts_what_is_rare_exactly(mongo_store):
+    await mongo_store.insert_tasks([make_task(f"q{number}") for number in range(900)])
+    running = await mongo_store.claim_tasks(split="train", owner="w", lease_s=60, limit=4)
+    (expired,) = await mongo_store.claim_tasks(split="train", owner="dead", lease_s=0.0, limit=1)
+    for _ in range(2):  # the second look knows that many are pending
+        look = await mongo_store.look_over_tasks(split="train")
+        assert look.counts[TaskStatus.RUNNING] == len(running)
+        assert look.counts[TaskStatus.PENDING] == 896
+    assert look.reaped == ()
+    assert await mongo_store.claim_tasks(split="train", owner="w", lease_s=60, limit=896)
+    assert expired.fence == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,13 +13,14 @@ from rich.live import Live
 from rich.text import Text
 
 from agentrl.cli.launch.supervisor import Supervisor
-from agentrl.cli.progress import ProgressReader
+from agentrl.cli.progress import READ_COMMANDS, ProgressReader
 from agentrl.errors import StoreError
 from agentrl.inspector import RunProgress, render_progress
 from agentrl.inspector.progress import describe_step
+from agentrl.pacing import Pace
 from agentrl.types import TaskStatus
 
-REFRESH_S = 0.7
+REFRESH_S = 0.7  # of a run that moves; one that does not is read less and less often, its processes watched on
 
 
 class View(Protocol):
@@ -39,6 +41,7 @@ async def watch(supervisor: Supervisor, *, reader: ProgressReader, view: View) -
     Raises ChildFailedError when a process cannot be kept alive. A database that does not answer is waited for.
     """
     seen: tuple[int, int] | None = None
+    pace = Pace(shortest_s=REFRESH_S, longest_s=REFRESH_S)
     while True:
         is_done = supervisor.check()
         try:
@@ -50,11 +53,20 @@ async def watch(supervisor: Supervisor, *, reader: ProgressReader, view: View) -
         moved = (progress.step, progress.tasks.get(TaskStatus.SETTLED, 0))
         if moved != seen:
             supervisor.note_progress()
+            pace.reset()
             seen = moved
         view.show(progress)
         if is_done:
             return progress
-        await asyncio.sleep(REFRESH_S)
+        await _watch_processes(supervisor, for_s=pace.pause(num_commands=READ_COMMANDS))
+
+
+async def _watch_processes(supervisor: Supervisor, *, for_s: float) -> None:
+    """Wait for the next look, or until the trainer has ended the run. Raises ChildFailedError."""
+    deadline = time.monotonic() + for_s
+    await asyncio.sleep(min(for_s, REFRESH_S))
+    while (left_s := deadline - time.monotonic()) > 0 and not supervisor.check():  # noqa: ASYNC110 (an exit sets no event)
+        await asyncio.sleep(min(left_s, REFRESH_S))
 
 
 @contextmanager
