@@ -12,7 +12,7 @@ from agentrl.protocols import FleetStore, Store
 from agentrl.types import InferenceService, StepStatus, TrainStep, Worker
 
 TRAIN_SPLIT = "train"
-READ_COMMANDS = 2  # of a look: the next step and the Tasks; the fleet is read less often
+READ_COMMANDS = 3  # of a look: the next step, the Tasks, and now and then the fleet
 FLEET_AGE_S = 10.0  # how old a listing of processes may be that report every few seconds
 
 
