@@ -17,7 +17,7 @@ import random
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def make_turn(record: Record, *, prompt: Sequence[str], completion: Sequence[str
         target="embedded-host-1-30000",
         status="ok",
         request={"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_new_tokens": 64},
-        response={"text": "".join(completion), "finish_reason": "stop", "num_cached_tokens": 60 * index},
+        response={"text": "".join(completion), "num_cached_tokens": 60 * index},
         started_at=NOW,
         finished_at=NOW,
         tokens=tokens,
@@ -166,8 +166,19 @@ async def write_trajectory(store: MongoStore, record: Record, *, turns: int) -> 
     return chat_bytes
 
 
-async def run(uri: str, *, turns: int, generations: int) -> None:
-    database = Database(uri, name="bytes", timeout_s=60)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Bytes of one trajectory in both layouts, and of the group's prompt."""
+
+    chat_bytes: int
+    stored_bytes: int
+    prompt_bytes_named: int
+    prompt_bytes_stored: int
+
+
+async def compare(uri: str, *, name: str, turns: int, generations: int) -> Comparison:
+    """Write a group of trajectories into database `name` and measure."""
+    database = Database(uri, name=name, timeout_s=60)
     store = MongoStore(database, rng=random.Random(0))
     await store.prepare()
     task = Task(id="train:0:q", item_id="q", split="train", epoch=0, query="?", answer="!", num_generations=generations)
@@ -176,14 +187,23 @@ async def run(uri: str, *, turns: int, generations: int) -> None:
     records = await store.open_records(claim)
     chat_bytes = sum([await write_trajectory(store, record, turns=turns) for record in records]) // generations
     size = await measure(database)
-    stored = size.trajectory_bytes // generations
-    saved = size.prompt_bytes_named - size.prompt_bytes_stored
-    print(f"{turns} turns of {COMPLETION_TOKENS} + {TOOL_TOKENS} tokens, {generations} trajectories; bytes of one")
-    print(f"  full messages and log-prob objects per call  {chat_bytes:>10,}")
-    print(f"  as stored                                    {stored:>10,}   1/{chat_bytes / stored:.1f}")
-    print(f"  shared prompt: {size.prompt_bytes_named:,} bytes in the group, stored as {size.prompt_bytes_stored:,}, "
-          f"saves {saved:,}")  # fmt: skip
     await store.close()
+    return Comparison(
+        chat_bytes=chat_bytes,
+        stored_bytes=size.trajectory_bytes // generations,
+        prompt_bytes_named=size.prompt_bytes_named,
+        prompt_bytes_stored=size.prompt_bytes_stored,
+    )
+
+
+def show(found: Comparison, *, turns: int, generations: int) -> None:
+    saved = found.prompt_bytes_named - found.prompt_bytes_stored
+    ratio = found.chat_bytes / found.stored_bytes
+    print(f"{turns} turns of {COMPLETION_TOKENS} + {TOOL_TOKENS} tokens, {generations} trajectories; bytes of one")
+    print(f"  full messages and log-prob objects per call  {found.chat_bytes:>10,}")
+    print(f"  as stored                                    {found.stored_bytes:>10,}   1/{ratio:.1f}")
+    print(f"  shared prompt: {found.prompt_bytes_named:,} bytes in the group, stored as {found.prompt_bytes_stored:,}, "
+          f"saves {saved:,}")  # fmt: skip
 
 
 def main() -> None:
@@ -197,7 +217,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         server = start_embedded(Path(directory) / "data", port=port, log_path=Path(directory) / "server.log")
         try:
-            asyncio.run(run(server.uri, turns=arguments.turns, generations=arguments.generations))
+            sizes = {"turns": arguments.turns, "generations": arguments.generations}
+            show(asyncio.run(compare(server.uri, name="bytes", **sizes)), **sizes)
         finally:
             server.stop()
 

@@ -20,7 +20,7 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Answer = str | int | float | bool | list[Any] | dict[str, Any]
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: a dispatch leaves out what its ids, or its only policy version, say already
 
 
 class StopReason(StrEnum):

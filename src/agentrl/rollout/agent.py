@@ -205,7 +205,7 @@ def _model_dispatch(
         status="ok",
         request={"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
                  "max_new_tokens": params.max_new_tokens},
-        response={"text": text, "finish_reason": reply.finish_reason, "num_cached_tokens": reply.num_cached_tokens},
+        response={"text": text, "num_cached_tokens": reply.num_cached_tokens},
         started_at=started_at,
         finished_at=finished_at,
         tokens=TurnTokens(

@@ -1,6 +1,6 @@
 """A run as one file, and back: `agentrl db export` and `agentrl db import`.
 
-    {"agentrl_export": 1, "schema_version": 1, "run": "demo", "exported_at": ...}
+    {"agentrl_export": 1, "schema_version": 2, "run": "demo", "exported_at": ...}
     {"collection": "Task", "document": {"_id": "train:0:q1", ...}}    canonical Extended JSON of MongoDB: types survive
     {"collection": "TrainStep", "bson": "<base64>"}                   where JSON would lose a bit (odd NaNs)
     ...
@@ -41,6 +41,7 @@ from agentrl.store.scan import Fingerprint, Progress, Writer, collection_names, 
 from agentrl.types import SCHEMA_VERSION
 
 FORMAT: Final = 1
+READABLE_SCHEMA_VERSIONS: Final = (1, SCHEMA_VERSION)
 _LONGEST_LINE: Final = 256 * 1024 * 1024
 _UNDECODED: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
 _OPTIONS: Final = CANONICAL_JSON_OPTIONS.with_options(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
@@ -221,10 +222,11 @@ def _header(entry: Document, *, path: Path) -> Contents:
     if "agentrl_export" not in entry:
         raise ArchiveError(f"{path}: not made by `agentrl db export`")
     versions = (entry["agentrl_export"], entry.get("schema_version"))
-    if versions != (FORMAT, SCHEMA_VERSION):
+    if versions[0] != FORMAT or versions[1] not in READABLE_SCHEMA_VERSIONS:
+        readable = " or ".join(map(str, READABLE_SCHEMA_VERSIONS))
         raise ArchiveError(
             f"{path}: format {versions[0]}, schema_version {versions[1]}; this version of agentrl reads "
-            f"format {FORMAT}, schema_version {SCHEMA_VERSION}"
+            f"format {FORMAT}, schema_version {readable}"
         )
     return Contents(run=str(entry.get("run", "")))
 

@@ -1,7 +1,7 @@
 """Payloads for the store: token arrays and JSON values to bytes that BSON can hold, and back bit for bit.
 
     document            {"_id": "r/0.1", ..., "payload": {"layout": "prompt_ids int32 3, logprobs float32 2",
-                                                          "num_bytes": 20, "bytes": Binary}}
+                                                          "bytes": Binary}}
     large document      {"_id": "r/0.1", ..., "payload": {"layout": ..., "num_bytes": ..., "encoding": "zstd",
                                                           "num_parts": 2, "sha256": ...}}
     its parts           {"_id": "DispatchedSamplingTask:r/0.1#0", "bytes": Binary}, "...#1"
@@ -58,10 +58,10 @@ def pack(arrays: Mapping[str, Array | bytes]) -> Payload:
         layout.append(f"{name} {kind} {len(array)}")
         chunks.append(array if isinstance(array, bytes) else array.astype(_DTYPES[kind], copy=False).tobytes())
     raw = b"".join(chunks)
-    header: dict[str, Any] = {"layout": ", ".join(layout), "num_bytes": len(raw)}
-    if len(raw) > COMPRESS_ABOVE_BYTES:
+    header: dict[str, Any] = {"layout": ", ".join(layout)}
+    if len(raw) > COMPRESS_ABOVE_BYTES:  # else as it is
+        header |= {"num_bytes": len(raw), "encoding": "zstd"}
         raw = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(raw)
-        header["encoding"] = "zstd"  # else as it is
     if len(raw) <= PART_BYTES:
         return Payload(header={**header, "bytes": Binary(raw)}, parts=())
     parts = tuple(raw[start : start + PART_BYTES] for start in range(0, len(raw), PART_BYTES))
@@ -76,7 +76,10 @@ def pack_apart(name: str, array: Array) -> Payload:
         return payload
     raw = bytes(payload.header["bytes"])
     header = {key: value for key, value in payload.header.items() if key != "bytes"}
-    return Payload(header={**header, "num_parts": 1, "sha256": hashlib.sha256(raw).hexdigest()}, parts=(raw,))
+    return Payload(
+        header={"num_bytes": array.nbytes, **header, "num_parts": 1, "sha256": hashlib.sha256(raw).hexdigest()},
+        parts=(raw,),
+    )
 
 
 def unpack(header: Mapping[str, Any], *, parts: Sequence[bytes] = ()) -> dict[str, Array | bytes]:
@@ -87,10 +90,9 @@ def unpack(header: Mapping[str, Any], *, parts: Sequence[bytes] = ()) -> dict[st
     stored = b"".join(parts) if "num_parts" in header else bytes(header["bytes"])
     if "num_parts" in header and hashlib.sha256(stored).hexdigest() != header["sha256"]:
         raise StoreError(f"{len(parts)} of {header['num_parts']} payload parts do not match their checksum")
-    num_bytes: int = header["num_bytes"]
     raw = stored
     if header.get("encoding") == "zstd":
-        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=num_bytes)
+        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=header["num_bytes"])
     arrays: dict[str, Array | bytes] = {}
     offset = 0
     for entry in filter(None, header["layout"].split(", ")):

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from agentrl.store.connection import Database
+from agentrl.store.dispatch_fields import implied_place
 from agentrl.store.documents import PROMPT, Document
 from agentrl.store.indexes import DISPATCH, QUARANTINE, RECORD, SEQUENCE, TASK, TOKEN_PART
 from agentrl.store.parts import all_part_ids
@@ -109,7 +110,11 @@ async def _dispatches(database: Database, task_id: str) -> list[Document]:
     fields = {"turn_id": 1, "task_id": 1, "finished_at": 1, "payload.num_parts": 1, "tokens.prompt": 1}
     dispatches = database.durable(DISPATCH)
     found = await database.run("list dispatches", lambda: dispatches.find(query, fields).to_list())
-    return [document for document in found if document["task_id"] == task_id]
+    return [document for document in found if _place(document)["task_id"] == task_id]
+
+
+def _place(document: Document) -> Document:
+    return {**implied_place(document["_id"], turn_id=document["turn_id"]), **document}
 
 
 async def _quarantined_for_good(database: Database) -> set[str]:

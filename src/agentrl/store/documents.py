@@ -16,6 +16,7 @@ import numpy as np
 from bson.binary import Binary
 
 from agentrl.store import codec
+from agentrl.store.dispatch_fields import implied_place, place_to_fields, spans_from_fields, spans_to_fields
 from agentrl.store.indexes import DISPATCH
 from agentrl.types import (
     SCHEMA_VERSION,
@@ -33,7 +34,6 @@ from agentrl.types import (
     TaskStatus,
     Turn,
     TurnTokens,
-    VersionSpan,
 )
 
 Document = dict[str, Any]
@@ -251,18 +251,16 @@ def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> 
     document: Document = {
         "_id": dispatch.id,
         "schema_version": SCHEMA_VERSION,
-        "record_id": dispatch.record_id,
-        "task_id": dispatch.task_id,
-        "turn": dispatch.turn,
+        **place_to_fields(dispatch, turn_id=turn_id),
         "turn_id": turn_id,
-        "index": dispatch.index,
         "kind": dispatch.kind.value,
         "target": codec.encode_json_value(dispatch.target),
         "status": str(dispatch.status),
         "started_at": dispatch.started_at,
         "finished_at": dispatch.finished_at,
-        "error": codec.encode_json_value(dispatch.error),
     }
+    if dispatch.error is not None:
+        document["error"] = codec.encode_json_value(dispatch.error)
     arrays: dict[str, codec.Array | bytes] = {}
     shared: tuple[Document, ...] = ()
     if dispatch.tokens is not None:
@@ -270,7 +268,7 @@ def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> 
         document["tokens"] = {
             "parent_turn": tokens.parent_turn,
             "finish_reason": tokens.finish_reason,
-            "version_spans": [[span.version, span.start, span.end] for span in tokens.version_spans],
+            **spans_to_fields(tokens),
         }
         prompt_ids = np.array(tokens.prompt_ids, dtype=np.int32)
         if tokens.parent_turn < 0 and len(prompt_ids) > SHARE_PROMPTS_ABOVE:
@@ -315,19 +313,20 @@ def dispatch_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes
             prompt_ids=_as_tuple(arrays["prompt_ids"]),
             completion_ids=_as_tuple(arrays["completion_ids"]),
             logprobs=_as_tuple(arrays["logprobs"]),
-            version_spans=tuple(VersionSpan(version=v, start=s, end=e) for v, s, e in header["version_spans"]),
+            version_spans=spans_from_fields(header, num_tokens=len(arrays["completion_ids"])),
             finish_reason=header["finish_reason"],
         )
     mappings = {
         name: json.loads(bytes(arrays[name])) if name in arrays else codec.decode_json_value(document[name])
         for name in ("request", "response")
     }
+    place = {**implied_place(document["_id"], turn_id=document["turn_id"]), **document}
     return DispatchedSamplingTask(
         id=document["_id"],
-        record_id=document["record_id"],
-        task_id=document["task_id"],
-        turn=document["turn"],
-        index=document["index"],
+        record_id=place["record_id"],
+        task_id=place["task_id"],
+        turn=place["turn"],
+        index=place["index"],
         kind=DispatchKind(document["kind"]),
         target=codec.decode_json_value(document["target"]),
         status=document["status"],
@@ -336,7 +335,7 @@ def dispatch_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes
         started_at=document["started_at"],
         finished_at=document["finished_at"],
         tokens=tokens,
-        error=codec.decode_json_value(document["error"]),
+        error=codec.decode_json_value(document.get("error")),
     )
 
 

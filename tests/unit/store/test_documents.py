@@ -54,9 +54,55 @@ def test_a_turn_stores_only_its_own_tokens_under_the_id_of_its_model_call() -> N
     turn = make_turn(record, prompt_ids=range(100), completion_ids=range(10), tool_results=("3",))
     model, tool = (encoded.document for encoded in documents.turn_to_documents(turn))
     assert model["turn_id"] == tool["turn_id"] == turn.model.id
-    assert model["payload"]["num_bytes"] == 4 * 100 + 8 * 10
+    assert len(model["payload"]["bytes"]) == 4 * 100 + 8 * 10
     assert "payload" not in tool
-    assert {document["schema_version"] for document in (model, tool)} == {1}
+    assert {document["schema_version"] for document in (model, tool)} == {2}
+
+
+def test_a_tool_call_says_only_what_its_ids_do_not() -> None:
+    turn = make_turn(tool_results=("3",))
+    model, tool = (encoded.document for encoded in documents.turn_to_documents(turn))
+    assert {"record_id", "task_id", "turn"} <= model.keys(), "people look for a Record's calls by these"
+    assert not {"record_id", "task_id", "turn", "index", "error"} & tool.keys()
+    assert documents.dispatch_from_document(through_bson(tool), parts=()) == turn.tools[0]
+
+
+@given(record_id=st.text(min_size=1), task_id=st.text(min_size=1), suffix=st.text(), number=st.integers(0, 99))
+def test_calls_with_ids_of_any_form_read_back_equal(record_id, task_id, suffix, number) -> None:
+    turn = make_turn(tool_results=("3",))
+    strange = {"record_id": record_id, "task_id": task_id, "turn": number, "index": number}
+    model = replace(turn.model, id=f"{record_id}/{suffix}", **{**strange, "index": 0})
+    tool = replace(turn.tools[0], id=f"{model.id}/{suffix}", **strange)
+    for call, encoded in zip((model, tool), documents.turn_to_documents(Turn(model=model, tools=(tool,))), strict=True):
+        assert documents.dispatch_from_document(through_bson(encoded.document), parts=()) == call
+
+
+def test_a_completion_of_one_policy_version_names_it_once() -> None:
+    (encoded,) = documents.turn_to_documents(make_turn())
+    tokens = make_turn().model.tokens
+    assert encoded.document["tokens"]["policy_version"] == tokens.version_spans[0].version
+    assert "version_spans" not in encoded.document["tokens"]
+
+
+def test_documents_of_the_first_schema_read_as_before() -> None:
+    turn = make_turn(tool_results=("3",))
+    for call, encoded in zip((turn.model, *turn.tools), documents.turn_to_documents(turn), strict=True):
+        spelled_out = {
+            **encoded.document,
+            "schema_version": 1,
+            "record_id": call.record_id,
+            "task_id": call.task_id,
+            "turn": call.turn,
+            "index": call.index,
+            "error": None,
+        }
+        if call.tokens is not None:
+            spans = [[span.version, span.start, span.end] for span in call.tokens.version_spans]
+            tokens = {**encoded.document["tokens"], "version_spans": spans}
+            spelled_out["tokens"] = {name: value for name, value in tokens.items() if name != "policy_version"}
+            payload = encoded.document["payload"]
+            spelled_out["payload"] = {**payload, "num_bytes": len(payload["bytes"])}
+        assert documents.dispatch_from_document(through_bson(spelled_out), parts=()) == call
 
 
 @pytest.mark.parametrize("text", ["page " * 600_000, "é" * 700_000])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import bson
 
 from agentrl.store.documents import SHARE_PROMPTS_ABOVE
@@ -11,6 +15,7 @@ from agentrl.store.sizes import measure
 from factories import make_task, make_turn
 
 NUM_GENERATIONS = 8
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "store_bytes.py"
 
 
 async def one_group(store: MongoStore, *, prompt_tokens: int) -> None:
@@ -50,3 +55,16 @@ async def test_short_prompts_stay_with_their_turns(mongo_store: MongoStore) -> N
 async def test_an_empty_run_has_no_size(mongo_store: MongoStore) -> None:
     size = await measure(mongo_store._database)
     assert (size.num_bytes, size.num_trajectories, size.trajectory_bytes, size.share_saved) == (0, 0, 0, 0.0)
+
+
+async def test_a_trajectory_of_100_turns_takes_a_twentieth_of_full_messages_per_call(
+    mongo_uri: str, database_name: str
+) -> None:
+    spec = importlib.util.spec_from_file_location("store_bytes", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    store_bytes = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = store_bytes  # its dataclass looks its own module up
+    spec.loader.exec_module(store_bytes)
+    found = await store_bytes.compare(mongo_uri, name=database_name, turns=100, generations=2)
+    assert found.stored_bytes <= found.chat_bytes / 20

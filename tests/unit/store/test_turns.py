@@ -10,7 +10,7 @@ import pytest
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.store.indexes import DISPATCH, QUARANTINE, TASK
 from agentrl.store.mongo import MongoStore
-from agentrl.types import Record, RecordStatus, StopReason, TaskClaim
+from agentrl.types import SCHEMA_VERSION, Record, RecordStatus, StopReason, TaskClaim
 from factories import make_sequence, make_settlement, make_task, make_turn
 
 
@@ -72,7 +72,7 @@ async def test_the_number_of_attempts_is_recorded(mongo_store: MongoStore) -> No
     old, _ = await zombie_and_owner(mongo_store)
     document = await mongo_store._database.durable(TASK).find_one({"_id": old.task.id})
     assert document is not None
-    assert (document["attempt"], document["fence"], document["schema_version"]) == (2, 2, 1)
+    assert (document["attempt"], document["fence"], document["schema_version"]) == (2, 2, SCHEMA_VERSION)
 
 
 async def test_commits_that_meet_share_batches(mongo_store: MongoStore) -> None:
