@@ -94,6 +94,18 @@ def left_over(folder: Path) -> list[str]:
     return found
 
 
+def process_ids(folder: Path, mark: str) -> list[int]:
+    """Ids of the run's processes whose command line contains `mark`, found by their working directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and mark in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return sorted(found)
+
+
 def wait_until_nothing_is_left(folder: Path) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while left := left_over(folder):

@@ -8,13 +8,12 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agentrl.store import MongoStore, open_store
 from agentrl.store.embedded import start_embedded
 from agentrl.types import StepStatus, TaskStatus
-from launched_run import DEADLINE_S, launch, read_until, wait_until_nothing_is_left, write_run
+from launched_run import DEADLINE_S, launch, process_ids, read_until, wait_until_nothing_is_left, write_run
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -43,13 +42,7 @@ def test_a_run_whose_every_process_was_killed_once_finishes_with_a_clean_ledger(
 
 def kill_one(folder: Path, mark: str) -> None:
     """SIGKILL the run's process whose command line contains `mark`: found by its working directory, ended by pid."""
-    victims = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder) and mark in " ".join(process.cmdline()):
-                victims.append(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    victims = process_ids(folder, mark)
     assert victims, f"no process with {mark!r}"
     os.kill(min(victims), signal.SIGKILL)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from agentrl.cli.pulse import beat_from_loop
 from agentrl.config import RunConfig
 from agentrl.telemetry import setup_logging
 
@@ -17,10 +18,21 @@ Result = TypeVar("Result")
 
 
 def run_service(config: RunConfig, *, process_name: str, body: Callable[[asyncio.Event], Awaitable[None]]) -> int:
-    """Run `body` with an event that is set on SIGTERM and SIGINT; exit code 0 if it then returns."""
+    """Run `body` with an event that is set on SIGTERM and SIGINT; exit code 0 if it then returns.
+
+    Meanwhile the event loop shows its launcher, if it has one, that it turns.
+    """
+
+    async def beating(stop: asyncio.Event) -> None:
+        pulse = asyncio.create_task(beat_from_loop())
+        try:
+            await body(stop)
+        finally:
+            pulse.cancel()
+
     is_verbose = sys.stderr.isatty()
     setup_logging(process_name, log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=is_verbose)
-    uvloop.run(with_stop_signals(body))
+    uvloop.run(with_stop_signals(beating))
     return 0
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from agentrl.cli.connect import prepared_store
 from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_over
 from agentrl.cli.invocation import Invocation
+from agentrl.cli.pulse import beat_from_thread
 from agentrl.config import RunConfig
 from agentrl.errors import StoreError, UnavailableError
 from agentrl.protocols import MetricSink, TrainStore
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(invocation: Invocation) -> int:
     """Train until max_steps."""
+    beat_from_thread()
     from agentrl.train.loop import train
 
     config = invocation.config

@@ -34,6 +34,11 @@ class RunSection(Section):
     seed: int = Field(
         0, ge=0, lt=2**32, description="Seed of task order, sampling fallbacks, model initialisation and data order."
     )
+    hang_timeout_s: float = Field(
+        180.0,
+        gt=0,
+        description="Seconds without a sign of life, or stopped, after which `agentrl launch` restarts a process.",
+    )
     train_file: Path | None = Field(None, description="JSONL of training tasks.")
     eval_file: Path | None = Field(None, description="JSONL of held-out tasks.")
 

@@ -24,7 +24,6 @@ from agentrl.inference.sequence import DecodeText, Phase, Sequence
 from agentrl.inference.weights import WeightsError
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 _SHARE_MIN_TOKENS = 16  # a prompt waits one round for a prefix that is at least so much longer than the best one there
@@ -84,6 +83,7 @@ class Engine:
         self._running: list[Sequence] = []
         self._held: list[Sequence] = []  # arrived while an update waits for the running ones
         self._update: _Update | None = None
+        self.is_loading = False  # weights: as long as the disk takes
         self._paused: str | None = None
         self._steps_since_admission = 0
         self._num_generated = 0
@@ -101,6 +101,12 @@ class Engine:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the engine up: its thread is stuck, and not waited for."""
+        self.failure, self._stopping = error, True
+        if self.on_failure is not None:
+            self.on_failure()
 
     @property
     def has_stopped(self) -> bool:
@@ -334,6 +340,7 @@ class Engine:
         if update is None or not self._may_update():
             return
         self._update = None
+        self.is_loading = True
         try:
             self.runner.replace_weights(Path(update.path), forget=update.flush_cache)
         except WeightsError as error:
@@ -342,6 +349,8 @@ class Engine:
         else:
             self.runner.version = update.version
             update.result.set_result(self._after_update(update))
+        finally:
+            self.is_loading = False
         self._waiting.extend(self._held)
         self._held = []
 

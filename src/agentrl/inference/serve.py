@@ -94,13 +94,19 @@ async def _serve_embedded(config: RunConfig, fleet: FleetStore, *, stop: asyncio
     except BaseException:
         listener.close()
         raise
+    from agentrl.inference.watchdog import fail_when_stuck
+
     loop = asyncio.get_running_loop()
     engine.on_failure = lambda: loop.call_soon_threadsafe(stop.set)
     async with running_server(engine, tokenizer, listener):
         logger.info("embedded engine serves %s at %s", config.model.model_name_or_path, url)
-        await _register(
-            url, fleet, config=config, service_id=service_id, engine="embedded", stop=stop, num_registrars=1
-        )
+        watching = asyncio.create_task(fail_when_stuck(engine))
+        try:
+            await _register(
+                url, fleet, config=config, service_id=service_id, engine="embedded", stop=stop, num_registrars=1
+            )
+        finally:
+            watching.cancel()
     if engine.failure is not None:
         message = f"the embedded engine at {url} failed: {engine.failure!r}"
         raise EngineError(message, kind=EngineErrorKind.UNREACHABLE) from engine.failure

@@ -80,7 +80,7 @@ async def launch(config: RunConfig, *, console: Console) -> None:
             what = f"the database in {config.run.data_dir}"
             locks.append(stack.enter_context(hold_lock(database_lock(config), what=what, wait_s=LOCK_WAIT_S)))
         guard = stack.enter_context(closing(Guard(lock_descriptors=locks)))
-        async with Supervisor(guard=guard) as supervisor:
+        async with Supervisor(guard=guard, hang_timeout_s=config.run.hang_timeout_s) as supervisor:
             uri = _start_database(config, supervisor=supervisor)
             config, progress = await _run_to_completion(config, uri=uri, supervisor=supervisor, console=console)
             with phase(console, "stopping"):

@@ -62,6 +62,7 @@ class Processes:
             log_path=log_path(self.config, "train", 0),
             stop_stage=SAMPLERS_STOP,
             ends_run=True,
+            has_pulse=True,
         )
 
     def _agentrl(self, name: str, *, process: str, index: int, threads: int, stage: int) -> ChildSpec:
@@ -71,6 +72,7 @@ class Processes:
             environ={**self._environment(threads=threads), "RANK": str(index)},  # numbers its log file
             log_path=log_path(self.config, process, index),
             stop_stage=stage,
+            has_pulse=True,
         )
 
     def _command(self, name: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Keeps the processes of a run alive: one process group and one log file each, restart with back-off, orderly stop.
 
-    Supervisor.start(spec) ──► child runs ──► ends unexpectedly ──► back-off ──► child runs ...
+    Supervisor.start(spec) ──► child runs ──► ends unexpectedly, or hangs and is ended ──► back-off ──► child runs ...
                                                    └── too often without progress: ChildFailedError, everything stops
 
-A guard process (`guard.py`) ends the same groups if the launcher itself is killed; a guard that is killed is replaced.
-What gets past both, the next launch ends (`leftovers.py`).
+What hangs is told by `life.py`. A guard process (`guard.py`) ends the same groups if the launcher itself is killed; a
+guard that is killed is replaced. What gets past both, the next launch ends (`leftovers.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,8 @@ from pathlib import Path
 
 from agentrl.cli.launch.groups import end_groups
 from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
-from agentrl.config.marks import LAUNCH_MARK
+from agentrl.cli.launch.life import LifeWatch
+from agentrl.config.marks import LAUNCH_MARK, PULSE_FILE
 from agentrl.errors import AgentRLError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ STOP_GRACE_S = 15.0
 LEFTOVER_GRACE_S = 3.0
 GUARD_POLL_S = 0.5
 EXIT_POLL_S = 0.05
+LIFE_POLL_S = 1.0
+HANG_TIMEOUT_S = 180.0
 USER_ERROR_EXIT = 2
 LOG_TAIL_LINES = 15
 
@@ -52,6 +56,12 @@ class ChildSpec:
     log_path: Path
     stop_stage: int = 0  # 0 stops first; a stage starts to stop when the one before is down
     ends_run: bool = False  # exit code 0 means the run is complete
+    has_pulse: bool = False  # it touches the file that PULSE_FILE names (`cli/pulse.py`)
+
+    @property
+    def pulse_file(self) -> Path | None:
+        """Where its sign of life is looked for."""
+        return self.log_path.with_suffix(".pulse") if self.has_pulse else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +129,7 @@ class Supervisor:
     """Owns the children of one launch. Use as an async context manager: leaving it stops them all."""
 
     guard: Guard
+    hang_timeout_s: float = HANG_TIMEOUT_S
     restarts: Counter[str] = field(default_factory=Counter)
     _failures: Counter[str] = field(default_factory=Counter)
     _running: dict[int, tuple[ChildSpec, subprocess.Popen[bytes]]] = field(default_factory=dict)  # by process group
@@ -187,8 +198,19 @@ class Supervisor:
     async def _run(self, spec: ChildSpec) -> int:
         """One life of a child, and of whatever it started in its group."""
         process = self._spawn(spec)
-        while (code := process.poll()) is None:  # noqa: ASYNC110 (an exit sets no event on every platform)
+        life = LifeWatch(
+            group_id=process.pid,
+            pulse_file=spec.pulse_file,
+            limit_s=self.hang_timeout_s,
+            looked_at=time.monotonic(),
+        )
+        while (code := process.poll()) is None:
             await asyncio.sleep(EXIT_POLL_S)
+            if time.monotonic() - life.looked_at < LIFE_POLL_S:
+                continue
+            if (trouble := life.look(time.monotonic())) is not None:
+                logger.warning("%s %s: ending it", spec.name, trouble)
+                await asyncio.to_thread(end_groups, [process.pid], grace_s=STOP_GRACE_S)
         await asyncio.to_thread(end_groups, [process.pid], grace_s=STOP_GRACE_S)
         await self._forget(process.pid)
         return code
@@ -201,10 +223,14 @@ class Supervisor:
     def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         mark = new_mark(self.guard.lock_descriptors)
+        environ = {**spec.environ, LAUNCH_MARK: mark}
+        if spec.pulse_file is not None:
+            spec.pulse_file.unlink(missing_ok=True)  # of the life before
+            environ[PULSE_FILE] = str(spec.pulse_file.absolute())
         with spec.log_path.open("ab") as log:
             process = subprocess.Popen(
                 spec.argv,
-                env={**spec.environ, LAUNCH_MARK: mark},
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -217,10 +243,12 @@ class Supervisor:
 
     async def _forget(self, group_id: int) -> None:
         """Collect the exit status of a group that is down, and end what it started outside the group."""
-        _, process = self._running[group_id]
+        spec, process = self._running[group_id]
         process.wait(timeout=STOP_GRACE_S)
         await asyncio.to_thread(end_life, self._marks[group_id], grace_s=LEFTOVER_GRACE_S)
         self.guard.forget(group_id)
+        if spec.pulse_file is not None:
+            spec.pulse_file.unlink(missing_ok=True)
         del self._running[group_id], self._marks[group_id]
 
 

@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -312,3 +313,33 @@ async def test_what_a_killed_child_started_in_a_session_of_its_own_ends_with_it(
             os.kill(child, signal.SIGKILL)
             await until(lambda: ups(tmp_path) == 2, supervisor=supervisor)
             assert running_members([tool]) == []
+
+
+async def test_a_stopped_child_and_one_whose_loop_is_stuck_are_killed_and_restarted(tmp_path, fast, monkeypatch):
+    monkeypatch.setattr(module, "LIFE_POLL_S", 0.05)
+    code = """
+        import asyncio, time
+        from agentrl.cli.pulse import beat_from_loop
+
+        async def main():
+            beating = asyncio.create_task(beat_from_loop())
+            await asyncio.sleep(0.2)
+            print("up", flush=True)
+            {then}
+
+        asyncio.run(main())
+    """
+    stuck = textwrap.dedent(code).format(then="time.sleep(60)")
+    healthy = textwrap.dedent(code).format(then="await beating")
+    with closing(Guard(lock_descriptors=())) as guard:
+        async with Supervisor(guard=guard, hang_timeout_s=3.0) as supervisor:
+            supervisor.start(replace(make_spec(tmp_path, stuck, name="stuck"), has_pulse=True))
+            supervisor.start(replace(make_spec(tmp_path, healthy, name="healthy"), has_pulse=True))
+            supervisor.start(make_spec(tmp_path, WAITS, name="stopped"))
+            await until(lambda: all(ups(tmp_path, name) == 1 for name in ("stuck", "healthy", "stopped")))
+            (stopped,) = (group for group, (spec, _) in supervisor._running.items() if spec.name == "stopped")
+            os.kill(stopped, signal.SIGSTOP)
+            await until(lambda: all(ups(tmp_path, name) == 2 for name in ("stuck", "stopped")), supervisor=supervisor)
+            assert ups(tmp_path, "healthy") == 1
+            assert supervisor.restarts == {"stuck": 1, "stopped": 1}
+    assert not list(tmp_path.glob("*.pulse"))
