@@ -42,6 +42,7 @@ from agentrl.train.forward import StepSize
 from agentrl.train.metrics import PhaseClock, Report
 from agentrl.train.optimizer import learning_rate_at
 from agentrl.train.planner import StepPlan, is_supervised
+from agentrl.train.publish import PolicyLostError
 from agentrl.train.session import Session, checkpoints_dir, open_session, start_model_dir
 from agentrl.types import StepStatus, TrainStep
 
@@ -96,7 +97,21 @@ def train_step(session: Session, step: int) -> None:
 
 
 def broadcast_plan(session: Session, step: int) -> StepPlan:
-    """Rank 0 plans; every rank gets the plan, or raises what rank 0 raised."""
+    """Rank 0 plans; every rank gets the plan, or raises what rank 0 raised.
+
+    A policy folder that is lost meanwhile is written again by all ranks: without it no engine could start, and no group
+    would ever come.
+    """
+    while isinstance(plan := _plan_of_rank_zero(session, step), PolicyLostError):
+        publish(session, version=step - 1)
+    if isinstance(plan, AgentRLError):
+        raise plan
+    if plan is None:
+        raise AssertionError("rank 0 broadcast no plan")
+    return plan
+
+
+def _plan_of_rank_zero(session: Session, step: int) -> StepPlan | AgentRLError | None:
     message: list[StepPlan | AgentRLError | None] = [None]
     if session.rank_zero is not None:
         try:
@@ -104,12 +119,7 @@ def broadcast_plan(session: Session, step: int) -> StepPlan:
         except AgentRLError as error:
             message[0] = error
     broadcast_object_list(message)
-    plan = message[0]
-    if isinstance(plan, AgentRLError):
-        raise plan
-    if plan is None:
-        raise AssertionError("rank 0 broadcast no plan")
-    return plan
+    return message[0]
 
 
 def finish_step(session: Session, entry: TrainStep, *, metrics: Mapping[str, float], clock: PhaseClock) -> None:

@@ -124,12 +124,15 @@ class StepPlanner:
         num_ranks: int,
         report: Report,
         sleep: Callable[[float], None] = time.sleep,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check` is called while it waits for groups; what it raises ends the wait."""
         self._feed = feed
         self._config = config
         self._num_ranks = num_ranks
         self._report = report
         self._sleep = sleep
+        self._check = check
         self._row_ids: list[str] | None = None  # of the training split, sorted; supervised training only
         self._dropped_since_plan: dict[str, int] = {}
 
@@ -207,6 +210,7 @@ class StepPlanner:
             if time.monotonic() > deadline:
                 raise UnavailableError(self._nothing_came(step, num_groups=len(groups)))
             self._report("wait", step)
+            self._check()
             if len(settled) != num_seen:
                 num_seen = len(settled)
                 pace.reset()

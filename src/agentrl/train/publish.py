@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from agentrl.errors import AgentRLError
 from agentrl.train.export import is_whole_model, remove_unfinished, write_model, written_beside
 from agentrl.train.feed import StoreFeed
 from agentrl.types import PolicyVersion
@@ -18,7 +20,12 @@ from agentrl.types import PolicyVersion
 log = logging.getLogger(__name__)
 
 VERSIONS_KEPT = 4  # an engine may still read the newest ones; version 0 is kept for ever
+CHECK_S = 5.0
 _VERSION_NAME = re.compile(r"v(\d+)")
+
+
+class PolicyLostError(AgentRLError):
+    """The folder of the newest policy version is no longer whole: engines that start cannot load it."""
 
 
 class PolicyPublisher:
@@ -37,6 +44,7 @@ class PolicyPublisher:
         latest = feed.call(lambda store: store.latest_policy())
         self._latest = -1 if latest is None else latest.version
         self._latest_path = None if latest is None else latest.path
+        self._checked_at = float("-inf")  # monotonic seconds
 
     def is_announced(self, version: int) -> bool:
         """Whether the store has this version or a newer one, and engines can load the newest."""
@@ -45,6 +53,14 @@ class PolicyPublisher:
             log.warning("policy version %d is not whole at %s: written again", version, self._latest_path)
             return False
         return version <= self._latest
+
+    def check_newest(self) -> None:
+        """Look, every few seconds at most, whether engines can load the newest version. Raises PolicyLostError."""
+        if self._latest < 0 or time.monotonic() - self._checked_at < CHECK_S:
+            return
+        self._checked_at = time.monotonic()
+        if not self.is_announced(self._latest):
+            raise PolicyLostError(f"policy version {self._latest} is lost")
 
     def publish(self, version: int, *, causal_lm: Any, state: Mapping[str, torch.Tensor]) -> None:
         """Write the weights as a model directory, then announce it, then prune old ones."""

@@ -114,9 +114,17 @@ def open_session(
             for sink in opened:
                 stack.enter_context(closing(sink))
             remove_unfinished(checkpoints_dir(config))
+            publisher = PolicyPublisher(feed, run_dir=config.run.run_dir, tokenizer_source=start_model_dir(config))
+            planner = StepPlanner(
+                feed,
+                config=config,
+                num_ranks=accelerator.num_processes,
+                report=report,
+                check=publisher.check_newest,
+            )
             rank_zero = RankZero(
-                planner=StepPlanner(feed, config=config, num_ranks=accelerator.num_processes, report=report),
-                publisher=PolicyPublisher(feed, run_dir=config.run.run_dir, tokenizer_source=start_model_dir(config)),
+                planner=planner,
+                publisher=publisher,
                 sinks=tuple(opened),
                 report=report,
             )
