@@ -15,6 +15,7 @@ from rich.console import Console
 
 from agentrl.cli.connect import database_dir, database_lock, guarded_server
 from agentrl.cli.invocation import Invocation
+from agentrl.cli.launch.supervisor import LOCK_WAIT_S
 from agentrl.cli.locks import hold_lock
 from agentrl.cli.maintenance import run_action
 from agentrl.cli.service import with_stop_signals
@@ -22,7 +23,6 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store.embedded import EmbeddedServer
 
-LOCK_WAIT_S = 60.0
 EXIT_POLL_S = 0.5
 
 

@@ -21,6 +21,7 @@ import psutil
 from rich.console import Console
 
 from agentrl.cli.connect import connection_string, database_dir, open_run_database
+from agentrl.cli.launch.supervisor import LOCK_WAIT_S
 from agentrl.cli.locks import hold_lock
 from agentrl.cli.maintenance import shown_progress
 from agentrl.config import RunConfig
@@ -31,7 +32,6 @@ from agentrl.store.scan import SCAN_TIMEOUT_S, Progress, copy_database, is_empty
 from agentrl.types import Worker
 
 LOCK_NAME: Final = "launch.lock"
-LOCK_WAIT_S: Final = 60.0
 _LONGEST_NAME: Final = 63
 _MISSED_HEARTBEATS: Final = 3
 

@@ -22,7 +22,7 @@ from agentrl.cli.chaos.report import show_outcome, show_verdict
 from agentrl.cli.chaos.schedule import Kind, PlannedFault, available_kinds, choose_kinds, num_processes, schedule
 from agentrl.cli.connect import database_port, open_run_store
 from agentrl.cli.invocation import Invocation, positive_int, stored_config_path
-from agentrl.cli.launch.supervisor import Guard
+from agentrl.cli.launch.supervisor import LOCK_WAIT_S, Guard
 from agentrl.cli.locks import hold_lock
 from agentrl.cli.service import run_interruptible
 from agentrl.config import RunConfig
@@ -30,7 +30,6 @@ from agentrl.config.load import load_config
 from agentrl.inspector.audit import audit_run
 from agentrl.inspector.audit_report import render_audit
 
-LOCK_WAIT_S = 60.0
 DEFAULT_MINUTES = 10.0
 EXIT_FAILED = 1
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.cli.launch.processes import RANK_VARIABLES, log_path, write_config
-from agentrl.cli.launch.supervisor import Guard, child_environment, log_tail
+from agentrl.cli.launch.supervisor import LOCK_WAIT_S, Guard, child_environment, log_tail
 from agentrl.config import RunConfig
 from agentrl.config.load import ENVIRONMENT_PREFIX, PLAIN_VARIABLES
 from agentrl.config.secrets import secret_settings
 
 POLL_S = 0.1
-STOP_GRACE_S = 75.0  # a launcher stops its processes in three stages of at most 15 s each, then their leftovers
+STOP_GRACE_S = LOCK_WAIT_S  # a launcher stops its processes stage by stage, then their leftovers, as its guard would
 LOG_NAME = "chaos_launch"
 
 

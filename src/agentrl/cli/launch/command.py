@@ -28,7 +28,7 @@ from agentrl.cli.launch.live import open_view, watch
 from agentrl.cli.launch.phase import phase
 from agentrl.cli.launch.processes import Processes, database, write_config
 from agentrl.cli.launch.summary import show_summary
-from agentrl.cli.launch.supervisor import Guard, Supervisor
+from agentrl.cli.launch.supervisor import LOCK_WAIT_S, Guard, Supervisor
 from agentrl.cli.locks import hold_lock
 from agentrl.cli.progress import ProgressReader
 from agentrl.cli.service import run_interruptible
@@ -39,7 +39,6 @@ from agentrl.errors import UnavailableError
 from agentrl.inspector import RunProgress
 from agentrl.store import MongoStore
 
-LOCK_WAIT_S = 60.0
 OWN_DATABASE_START_S = 180.0
 FORGET_AFTER = timedelta(seconds=30)
 

@@ -11,7 +11,15 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from agentrl.cli.launch.groups import end_groups
-from agentrl.cli.launch.leftovers import end_launches
+from agentrl.cli.launch.leftovers import LAST_GRACE_S, end_launches
+
+NUM_STAGES = 3  # of a launch: samplers and trainer, engine, database
+SLACK_S = 10.0  # of a busy machine, and between two looks
+
+
+def longest_end_s(grace_s: float) -> float:
+    """How long a guard may take to end everything, once its launcher is gone: whoever waits for it waits longer."""
+    return NUM_STAGES * 2 * grace_s + grace_s + LAST_GRACE_S + SLACK_S
 
 
 def watch(lines: Iterable[str], *, grace_s: float, lock_descriptors: Sequence[int] = ()) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.cli.launch.groups import end_groups
+from agentrl.cli.launch.guard import longest_end_s
 from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
 from agentrl.cli.launch.life import LifeWatch
 from agentrl.config.marks import LAUNCH_MARK, PULSE_FILE
@@ -33,6 +34,7 @@ MAX_FAILURES_WITHOUT_PROGRESS = 5
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 8.0
 STOP_GRACE_S = 15.0
+LOCK_WAIT_S = longest_end_s(STOP_GRACE_S)  # for the locks that the guard of an earlier launch still holds
 LEFTOVER_GRACE_S = 3.0
 GUARD_POLL_S = 0.5
 EXIT_POLL_S = 0.05
@@ -86,7 +88,7 @@ class Guard:
     def close(self) -> None:
         """Let the guard go; it ends what is still tracked."""
         if self._process is not None:
-            self._process.communicate(timeout=4 * self.grace_s)
+            self._process.communicate(timeout=longest_end_s(self.grace_s))
 
     def keep_alive(self) -> None:
         """Replace a guard that died, and tell the new one everything."""

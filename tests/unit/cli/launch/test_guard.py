@@ -1,10 +1,14 @@
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from agentrl.cli.launch.groups import end_groups, running_members
-from agentrl.cli.launch.guard import watch
+from agentrl.cli.launch.guard import NUM_STAGES, longest_end_s, watch
+from agentrl.cli.launch.processes import DATABASE_STOPS, ENGINE_STOPS, SAMPLERS_STOP
+from agentrl.cli.launch.supervisor import LOCK_WAIT_S, STOP_GRACE_S
 
 
 def start_group(code: str = "import signal; print('up', flush=True); signal.pause()") -> subprocess.Popen[str]:
@@ -44,3 +48,18 @@ def test_ending_a_group_that_is_gone_is_fine(groups):
     end_groups(groups[:1], grace_s=5)
     end_groups(groups[:1], grace_s=5)
     assert running_members(groups[:1]) == []
+
+
+def test_a_launch_waits_longer_for_its_predecessors_guard_than_that_can_take(tmp_path):
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    grace_s = 0.5
+    children = [start_group(deaf) for _ in range(NUM_STAGES)]
+    began = time.monotonic()
+    watch([f"+{child.pid} {stage}" for stage, child in enumerate(children)], grace_s=grace_s)
+    took_s = time.monotonic() - began
+    for child in children:
+        with child:
+            assert child.wait(timeout=5) == -signal.SIGKILL
+    assert NUM_STAGES * grace_s <= took_s < longest_end_s(grace_s)
+    assert longest_end_s(STOP_GRACE_S) == LOCK_WAIT_S
+    assert {SAMPLERS_STOP, ENGINE_STOPS, DATABASE_STOPS} == set(range(NUM_STAGES))
