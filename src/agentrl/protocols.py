@@ -184,19 +184,22 @@ class FleetStore(Protocol):
         ...
 
     async def put_service(self, service: InferenceService) -> None:
-        """Register or refresh a service; stamps its heartbeat with server time."""
+        """Register or refresh a service; stamps its heartbeat with server time.
+
+        A new one removes entries that have been silent for an hour, but for the last 32.
+        """
         ...
 
     async def list_services(self) -> list[InferenceService]:
-        """All services ever registered."""
+        """All services that are registered, silent ones included."""
         ...
 
     async def put_worker(self, worker: Worker) -> None:
-        """Register or refresh a worker; stamps its heartbeat with server time."""
+        """Register or refresh a worker; stamps its heartbeat with server time. Silent ones go as services do."""
         ...
 
     async def list_workers(self) -> list[Worker]:
-        """All workers ever registered."""
+        """All workers that are registered, silent ones included."""
         ...
 
     async def latest_policy(self) -> PolicyVersion | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
+from agentrl.store.fleet import KEPT_SILENT, SILENT_AFTER
 from agentrl.types import InferenceService, Worker
+
+Entry = TypeVar("Entry", InferenceService, Worker)
 
 
 class MemoryFleet:
@@ -23,7 +27,7 @@ class MemoryFleet:
 
     async def put_service(self, service: InferenceService) -> None:
         """See FleetStore.put_service."""
-        self._services[service.id] = replace(service, heartbeat_at=self._clock())
+        self._put(self._services, replace(service, heartbeat_at=self._clock()))
 
     async def list_services(self) -> list[InferenceService]:
         """See FleetStore.list_services."""
@@ -31,8 +35,19 @@ class MemoryFleet:
 
     async def put_worker(self, worker: Worker) -> None:
         """See FleetStore.put_worker."""
-        self._workers[worker.id] = replace(worker, heartbeat_at=self._clock())
+        self._put(self._workers, replace(worker, heartbeat_at=self._clock()))
 
     async def list_workers(self) -> list[Worker]:
         """See FleetStore.list_workers."""
         return sorted(self._workers.values(), key=lambda worker: worker.id)
+
+    def _put(self, entries: dict[str, Entry], entry: Entry) -> None:
+        is_new = entry.id not in entries
+        entries[entry.id] = entry
+        if is_new:
+            silent = [entry for entry in entries.values() if self._is_silent(entry)]
+            for gone in sorted(silent, key=lambda entry: entry.heartbeat_at or self._clock())[:-KEPT_SILENT]:
+                del entries[gone.id]
+
+    def _is_silent(self, entry: InferenceService | Worker) -> bool:
+        return entry.heartbeat_at is not None and self._clock() - entry.heartbeat_at > SILENT_AFTER
