@@ -17,6 +17,8 @@ import importlib.util
 import inspect
 import math
 import sys
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from numbers import Real
@@ -30,6 +32,7 @@ from agentrl.scoring.scorers import exact_match, letter_choice, math_equal, toke
 SCORE_DEADLINE_S = 120.0
 RESERVED_SCORERS = frozenset({"agentcpm", "simpleqa"})
 _CANCEL_GRACE_S = 1.0
+_LIBRARIES = ("<frozen ", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")))
 
 
 class MCPScorerFactory:
@@ -95,7 +98,7 @@ async def score_answer(
 def load_scorers(module_path: str) -> tuple[str, ...]:
     """Import a dotted module or a .py file that registers scorers; returns the names known afterwards.
 
-    Raises ConfigError if it cannot be found or imported, or if it registers nothing.
+    Raises ConfigError if it cannot be found or imported, naming file and line, or if it registers nothing.
     """
     before = set(MCPScorerFactory.names())
     module_name = _module_name(module_path)
@@ -106,14 +109,25 @@ def load_scorers(module_path: str) -> tuple[str, ...]:
             _import_file(Path(module_path), module_name=module_name)
         else:
             importlib.import_module(module_name)
-    except (ImportError, SyntaxError, OSError) as error:
-        raise ConfigError(f"scorer_module = {module_path!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # the user's code runs here: it may raise anything
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        message = f"scorer_module = {module_path!r} cannot be imported: {what}{_place_of(error)}"
+        raise ConfigError(message) from error
     if set(MCPScorerFactory.names()) == before:
         raise ConfigError(
             f"scorer_module = {module_path!r} registers no scorer; "
             "call MCPScorerFactory.register_scorer(name, function) at its top level"
         )
     return MCPScorerFactory.names()
+
+
+def _place_of(error: BaseException) -> str:
+    """The last line of the user's own code that led to it, for a message; nothing for a module that is not there."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text says so
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(_LIBRARIES)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _refuse_reserved(name: str) -> None:

@@ -199,8 +199,12 @@ async def test_a_dotted_module_is_loaded(tmp_path, monkeypatch):
     ("content", "message"),
     [
         ("x = 1", "registers no scorer"),
-        ("import no_such_module_at_all", "cannot be imported"),
-        ("def", "cannot be imported"),
+        ("import no_such_module_at_all", r"cannot be imported: ModuleNotFoundError.*useless\.py, line 1"),
+        ("x = 1\ny = missing_name", r"cannot be imported: NameError.*'missing_name'.*useless\.py, line 2"),
+        ("x = 1\ndef", r"cannot be imported: SyntaxError.*useless\.py, line 2"),
+        ("raise SystemExit('bye')", r"cannot be imported: SystemExit: bye .*useless\.py, line 1"),
+        ("raise ValueError('two\\nlines')", "cannot be imported: ValueError: two lines "),
+        ("import json\njson.loads('{')", r"cannot be imported: JSONDecodeError.*useless\.py, line 2"),
     ],
 )
 def test_a_file_that_is_of_no_use_is_refused_by_name(tmp_path, content, message):
@@ -214,3 +218,10 @@ def test_a_file_that_is_of_no_use_is_refused_by_name(tmp_path, content, message)
 def test_a_module_that_is_not_there_is_refused_by_name(module_path):
     with pytest.raises(ConfigError, match="cannot be imported"):
         load_scorers(module_path)
+
+
+def test_a_dotted_module_that_fails_is_refused_with_file_and_line(tmp_path, monkeypatch):
+    (tmp_path / "failing_scorers.py").write_text("\n\n1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"ZeroDivisionError: division by zero \(.*failing_scorers\.py, line 3\)"):
+        load_scorers("failing_scorers")

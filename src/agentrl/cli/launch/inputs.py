@@ -9,6 +9,7 @@ from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
+from agentrl.scoring import load_scorers
 from agentrl.tools import load_server_configs
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -22,6 +23,8 @@ def check_inputs(config: RunConfig) -> None:
     if config.is_supervised:
         return
     load_server_configs(config.tools)
+    if config.rollout.scorer_module is not None:
+        load_scorers(config.rollout.scorer_module)
     if not is_made_by_profile(config, "train_file"):
         read_task_file(config, "train_file")
     if config.run.eval_file is not None and not is_made_by_profile(config, "eval_file"):

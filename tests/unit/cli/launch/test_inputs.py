@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.launch.inputs import check_inputs
+from agentrl.cli.main import main
 from agentrl.config import RunConfig
 from agentrl.config.load import load_config
 from agentrl.errors import UserError
@@ -90,3 +91,18 @@ def test_the_laptop_profile_makes_its_own_files_and_model(tmp_path, monkeypatch)
     )
     with pytest.raises(UserError, match=r"mine\.jsonl cannot be read"):
         check_inputs(own)
+
+
+def test_a_scorer_module_that_fails_is_refused_in_one_line_also_where_the_profile_makes_the_tasks(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from agentrl.scoring import MCPScorerFactory\n\nMCPScorerFactory.no_such()\n")
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"calculator": {"command": "python"}}}')
+    flags = ["--profile", "laptop", "--mcp_config", "mcp.json", "--scorer_module", "mine.py"]
+    assert main(["launch", "demo", *flags]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "AttributeError" in said
+    assert "mine.py, line 3" in said
+    assert not (tmp_path / "data").exists()
