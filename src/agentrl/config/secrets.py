@@ -13,9 +13,10 @@ MASK = "***"
 
 _SECRET_FIELDS = frozenset({"mcp_auth_token"})
 _URI_FIELDS = frozenset({"db_connection_string", "inference_url", "mcp_manager_url"})
+_URI_LIST_FIELD = "inference_url"
 SETTINGS_WITH_SECRETS = _SECRET_FIELDS | _URI_FIELDS
 _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
-_CREDENTIALS = re.compile(r"(?s)(?P<scheme>\A\s*(?:[A-Za-z][A-Za-z0-9+.-]*://)?)(?P<user>[^:/@]*):.*@")
+_CREDENTIALS = re.compile(r"(?s)(?P<shown>\A\s*(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^:]*):.*@")  # up to the last @
 _QUERY_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:key|token|password|secret|signature)[^=&;]*=)[^&;#,\s]+")
 
 
@@ -56,14 +57,16 @@ def require_secrets(config: RunConfig, names: Set[str]) -> None:
 
 
 def masked_uri(text: str) -> str:
-    """One or several comma-separated URIs without passwords and secret query parameters.
+    """A URI without its password and secret query parameters.
 
     A password with characters that should have been escaped is hidden as well, rather too much than too little.
     """
-    return ",".join(
-        _QUERY_SECRET.sub(rf"\1{MASK}", _CREDENTIALS.sub(rf"\g<scheme>\g<user>:{MASK}@", uri))
-        for uri in _NEXT_URL.split(text)
-    )
+    return _QUERY_SECRET.sub(rf"\1{MASK}", _CREDENTIALS.sub(rf"\g<shown>:{MASK}@", text))
+
+
+def masked_uris(text: str) -> str:
+    """Comma-separated URIs, each as by `masked_uri`. Here a password must not contain what begins the next one."""
+    return ",".join(map(masked_uri, _NEXT_URL.split(text)))
 
 
 def _masked_value(name: str, value: Any) -> Any:
@@ -71,4 +74,6 @@ def _masked_value(name: str, value: Any) -> Any:
         return None
     if name in _SECRET_FIELDS:
         return MASK
+    if name == _URI_LIST_FIELD:
+        return masked_uris(value)
     return masked_uri(value) if name in _URI_FIELDS else value

@@ -14,7 +14,8 @@ DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
 MASK = "***"
 
 _SECRET_PATTERNS = (
-    re.compile(r"(?P<keep>\w+://[^\s/:@]+:)(?P<secret>[^\s/@]+)(?=@)"),  # user:password@host in a URI
+    # user:password@host in a URI, up to the last @ of the word: it may hold characters that should have been escaped
+    re.compile(r"(?P<keep>\w+://[^\s:'\"]*:)(?P<secret>[^\s'\"]*)(?=@)"),
     re.compile(r"(?P<keep>\bBearer\s+)(?P<secret>[^\s'\",}]+)", re.IGNORECASE),
     re.compile(
         r"(?P<keep>[\w-]*(?:api[_-]?key|auth[_-]?token|access[_-]?token|password|secret)[\w-]*['\"]?\s*[=:]\s*['\"]?)"

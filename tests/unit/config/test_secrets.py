@@ -1,10 +1,12 @@
 import json
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from agentrl.config import RunConfig
 from agentrl.config.load import load_config
-from agentrl.config.secrets import masked, masked_uri, secret_settings
+from agentrl.config.secrets import masked, masked_uri, masked_uris, secret_settings
 
 
 def load(*flags: str) -> RunConfig:
@@ -43,9 +45,23 @@ def test_a_password_that_should_have_been_escaped_is_hidden_too():
 
 
 def test_every_address_of_a_list_is_masked_and_one_without_secrets_stays_as_it_is():
-    assert masked_uri("http://a:s1@h:1,https://b:s2@i/v?x=1") == "http://a:***@h:1,https://b:***@i/v?x=1"
-    for plain in ("http://h:30000,http://h:30001", "mongodb://a:27017,b:27018/?replicaSet=agentrl", "mongodb://h/?w=1"):
+    assert masked_uris("http://a:s1@h:1,https://b:s2@i/v?x=1") == "http://a:***@h:1,https://b:***@i/v?x=1"
+    assert masked_uris("http://h:30000,http://h:30001") == "http://h:30000,http://h:30001"
+    for plain in ("mongodb://a:27017,b:27018/?replicaSet=agentrl", "mongodb://h/?w=1"):
         assert masked_uri(plain) == plain
+
+
+@given(
+    scheme=st.sampled_from(["mongodb://", "mongodb+srv://", "http://", ""]),
+    user=st.text("abc/@.%+-", max_size=8),
+    password=st.text(max_size=30).map(lambda text: f"sEc{text}sEc"),
+    rest=st.sampled_from(["h", "h:1,i:2/db?w=1", "h/"]),
+)
+@example(scheme="mongodb://", user="ann@corp", password="sEca,b://c/sEc", rest="h")
+@example(scheme="mongodb://", user="a/b", password="sEc:@/sEc", rest="h")
+def test_no_part_of_a_password_is_shown_whatever_it_and_the_user_contain(scheme, user, password, rest):
+    shown = masked_uri(f"{scheme}{user}:{password}@{rest}")
+    assert shown == f"{scheme}{user}:***@{rest}"
 
 
 @pytest.mark.parametrize("name", ["api_key", "apikey", "access_token", "key", "X-Amz-Signature", "client_secret"])

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.telemetry import setup_logging
 from agentrl.telemetry.logs import mask_secrets
@@ -70,3 +72,25 @@ def test_secrets_in_arguments_and_tracebacks_are_masked(tmp_path: Path) -> None:
 
     assert "hunter2" not in path.read_text()
     assert path.read_text().count("mongodb://u:***@db") == 3
+
+
+PRINTABLE = st.characters(
+    min_codepoint=33, max_codepoint=0x2FF, exclude_characters="\"'", exclude_categories=["C", "Z"]
+)
+
+
+@given(
+    user=st.text("abc/@.%+-", max_size=8),
+    password=st.text(PRINTABLE, max_size=30).map(lambda text: f"sEc{text}sEc"),
+    around=st.sampled_from(
+        ["no answer from {} within 5 s", "{}", '{{"uri": "{}", "mail": "a@b"}}', "at {} and http://h:1/v1"]
+    ),
+)
+def test_no_part_of_a_password_in_an_address_is_logged_whatever_it_contains(user, password, around):
+    address = f"mongodb://{user}:{{}}@h:1,i:2/db"
+    assert mask_secrets(around.format(address.format(password))) == around.format(address.format("***"))
+
+
+@pytest.mark.parametrize("text", ["http://h:30000/v1 for ann@example.org", "mongodb://h:1,i:2/?w=1", "12:30 me@x"])
+def test_an_address_without_a_password_stays_as_it_is(text):
+    assert mask_secrets(text) == text
