@@ -63,6 +63,7 @@ def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
     assert "turn 0" in shown
     shown = output_of(folder, "eval", "tiny", "--versions", "0", "--max_turns", "1")
     assert "v0" in shown
+    assert "0 databases" in output_of(folder, "db", "prune"), "the evaluation's own database went with it"
     wait_until_nothing_is_left(folder)
 
 

@@ -1,6 +1,6 @@
 """`agentrl db`: the embedded database in the foreground, until SIGTERM or Ctrl-C.
 
-`agentrl db stats | compact | export | import` are in maintenance.py.
+`agentrl db stats | compact | export | import | prune` are in maintenance.py.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compact = actions.add_parser("compact", help="remove what crashes left behind and nothing refers to")
     export = actions.add_parser("export", help="write a run to one file")
     restore = actions.add_parser("import", help="read such a file into an empty run")
+    prune = actions.add_parser("prune", help="remove databases of evaluations and start models that are over")
     for action in (stats, compact, export):
         action.add_argument("run_name", metavar="RUN_NAME")
-    compact.add_argument("--yes", action="store_true", help="remove; without it, only tell")
+    prune.set_defaults(run_name=None)
+    for action in (compact, prune):
+        action.add_argument("--yes", action="store_true", help="remove; without it, only tell")
     for action in (export, restore):
         action.add_argument("file", metavar="FILE", type=Path)
     restore.add_argument("--as", dest="run_name", metavar="RUN_NAME", help="name of the run; default: as exported")
-    for action in (stats, compact, export, restore):
+    for action in (stats, compact, export, restore, prune):
         action.add_argument("--config", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         action.add_argument(
             *("--dry_run", "--dry-run"), action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS

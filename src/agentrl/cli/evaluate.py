@@ -24,6 +24,7 @@ from agentrl.cli.invocation import Invocation, positive_int
 from agentrl.cli.launch.processes import Processes, write_config
 from agentrl.cli.launch.supervisor import Guard, Supervisor
 from agentrl.cli.progress import recent_services
+from agentrl.cli.prune import drop_database
 from agentrl.cli.service import run_interruptible
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
@@ -113,7 +114,7 @@ async def _evaluate(
 
 @asynccontextmanager
 async def _serving(config: RunConfig, *, version: PolicyVersion) -> AsyncIterator[RoutedClient]:
-    """An inference service pinned to one version, known only to a small database of its own."""
+    """An inference service pinned to one version, known only to a small database of its own, dropped at the end."""
     name = f"{config.run.run_name[:48]}-eval-v{version.version}"
     run = config.run.model_copy(update={"run_name": name, "output_dir": config.run.run_dir / "eval"})
     pinned = config.model_copy(
@@ -133,6 +134,7 @@ async def _serving(config: RunConfig, *, version: PolicyVersion) -> AsyncIterato
     finally:
         await client.close()
         await fleet.close()
+        await drop_database(config, name)
 
 
 async def _until_served(fleet: Store, *, version: PolicyVersion, supervisor: Supervisor) -> None:

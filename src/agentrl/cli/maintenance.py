@@ -1,4 +1,4 @@
-"""`agentrl db stats | compact | export | import`: a run's database as a whole."""
+"""`agentrl db stats | compact | export | import | prune`: a run's database as a whole."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from agentrl.cli.connect import open_run_database
 from agentrl.cli.invocation import Invocation
+from agentrl.cli.prune import prune
 from agentrl.config import RunConfig
 from agentrl.errors import ArchiveError
 from agentrl.store.archive import check_file, export_run, import_run
@@ -130,4 +131,5 @@ _ACTIONS: Final[Mapping[str, Callable[[Invocation, Console], Coroutine[Any, Any,
     "compact": _compact,
     "export": _export,
     "import": _import,
+    "prune": prune,
 }
