@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ BUNDLED_SERVERS = "agentrl.tools.servers."
 MANAGER_SERVER = "manager"
 GATEWAY_PATH = "/mcpapi"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_LONGEST_COMMAND = 120  # characters of a message
 # Written by editors that share this file format; they mean nothing to a rollout.
 _EDITOR_KEYS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery"})
 
@@ -186,8 +188,12 @@ def _server_config(
         timeout_s=entry.timeout_s or config.tool_timeout_s,
         max_in_flight=entry.max_in_flight or config.tool_max_in_flight,
         sessions=entry.sessions or config.tool_sessions_per_server,
-        description=_shown_url(entry.url) if entry.url else " ".join([entry.command or "", *entry.args]),
+        description=_shown_url(entry.url) if entry.url else _shown_command(entry),
     )
+
+
+def _shown_command(entry: _ServerEntry) -> str:
+    return shorten(" ".join([entry.command or "", *entry.args]), width=_LONGEST_COMMAND, placeholder=" ...")
 
 
 def _transport_kind(entry: _ServerEntry, *, where: str) -> TransportKind:

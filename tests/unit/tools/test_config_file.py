@@ -165,3 +165,8 @@ def test_contradicting_settings_are_refused(tmp_path):
 
 def test_nothing_configured_is_no_server():
     assert load_server_configs(ToolsConfig()) == []
+
+
+def test_a_long_command_of_many_lines_is_described_in_one_short_line(tmp_path):
+    (server,) = load(tmp_path, {"a": {"command": "run", "args": ["-c", "first\nsecond", "x" * 500]}})
+    assert server.description == "run -c first second ..."

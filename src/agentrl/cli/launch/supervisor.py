@@ -26,7 +26,7 @@ from agentrl.cli.launch.guard import longest_end_s
 from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
 from agentrl.cli.launch.life import LifeWatch
 from agentrl.config.marks import LAUNCH_MARK, PULSE_FILE
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,15 @@ LIFE_POLL_S = 1.0
 HANG_TIMEOUT_S = 180.0
 USER_ERROR_EXIT = 2
 LOG_TAIL_LINES = 15
+SAYING = "agentrl: "
 
 
 class ChildFailedError(AgentRLError):
     """A process of the run cannot be kept alive. The message holds the end of its log."""
+
+
+class ChildRefusedError(ChildFailedError, UserError):
+    """A process of the run refused what it was given, in the first life. The message holds its own one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +196,9 @@ class Supervisor:
             self._failures[spec.name] += 1
             failures = self._failures[spec.name]
             is_hopeless = code == USER_ERROR_EXIT and self.restarts[spec.name] == 0  # later: a peer may be restarting
-            if is_hopeless or failures > MAX_FAILURES_WITHOUT_PROGRESS:
+            if is_hopeless:
+                raise ChildRefusedError(_describe_refusal(spec))
+            if failures > MAX_FAILURES_WITHOUT_PROGRESS:
                 raise ChildFailedError(_describe_failure(spec, code, attempts=failures))
             logger.warning("%s ended with exit code %d; restart %d", spec.name, code, self.restarts[spec.name] + 1)
             await asyncio.sleep(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (failures - 1)))
@@ -274,10 +281,21 @@ def child_environment(environ: Mapping[str, str], *, threads: int, drop_prefixes
 
 def log_tail(path: Path) -> str:
     """The last lines of a log file."""
+    return "\n".join(f"    {line}" for line in _last_lines(path)[-LOG_TAIL_LINES:])
+
+
+def _last_lines(path: Path) -> list[str]:
     with path.open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 16_384))
-        lines = log.read().decode("utf-8", errors="replace").splitlines()
-    return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:])
+        return log.read().decode("utf-8", errors="replace").splitlines()
+
+
+def _describe_refusal(spec: ChildSpec) -> str:
+    """What the child said when it left, as every command does, with `agentrl: ` before it."""
+    said = [line for line in _last_lines(spec.log_path) if line.startswith(SAYING)]
+    if not said:
+        return _describe_failure(spec, USER_ERROR_EXIT, attempts=1)
+    return f"{spec.name}: {said[-1].removeprefix(SAYING)} ({spec.log_path})"
 
 
 def _describe_failure(spec: ChildSpec, code: int, *, attempts: int) -> str:

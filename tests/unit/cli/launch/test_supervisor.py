@@ -18,6 +18,7 @@ import pytest
 from agentrl.cli.launch import supervisor as module
 from agentrl.cli.launch.groups import running_members
 from agentrl.cli.launch.supervisor import ChildFailedError, ChildSpec, Guard, Supervisor, child_environment
+from agentrl.errors import UserError
 
 DEADLINE_S = 20.0
 WAITS = "import signal; print('up', flush=True); signal.pause()"
@@ -154,9 +155,11 @@ async def test_progress_forgives_earlier_failures(tmp_path, fast):
 async def test_a_user_error_in_the_first_life_is_not_retried(tmp_path, fast):
     with closing(Guard(lock_descriptors=())) as guard:
         async with Supervisor(guard=guard) as supervisor:
-            supervisor.start(make_spec(tmp_path, "print('up: --max_steps is wrong'); raise SystemExit(2)"))
-            with pytest.raises(ChildFailedError, match="--max_steps is wrong"):
+            code = "print('up', 'agentrl: --max_steps is wrong', 'bye', sep='\\n'); raise SystemExit(2)"
+            supervisor.start(make_spec(tmp_path, code))
+            with pytest.raises(UserError) as refused:
                 await until(lambda: False, supervisor=supervisor)
+            assert str(refused.value) == f"child: --max_steps is wrong ({tmp_path / 'child.log'})"
     assert ups(tmp_path) == 1
 
 
