@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,19 +23,18 @@ START_LIMIT_S = 600.0  # without a first pulse: imports from a slow disk
 class LifeWatch:
     """Watches one life of one child. `pulse_file` None: it shows no pulse. Times are monotonic seconds."""
 
-    group_id: int
     pulse_file: Path | None
     limit_s: float
     looked_at: float
     _stopped_s: float = 0.0
     _silent_s: float = 0.0
-    _last_pulse: float | None = field(default=None)
+    _last_pulse: float | None = None
 
-    def look(self, now: float) -> str | None:
-        """Why the child counts as hung; None while it lives."""
+    def look(self, now: float, *, is_stopped: bool) -> str | None:
+        """Why the child counts as hung; None while it lives. `is_stopped`: whether its group is in `stopped_groups`."""
         gap_s = min(now - self.looked_at, LONGEST_GAP_S)
         self.looked_at = now
-        self._stopped_s = self._stopped_s + gap_s if has_stopped_member({self.group_id}) else 0.0
+        self._stopped_s = self._stopped_s + gap_s if is_stopped else 0.0
         if self._stopped_s > self.limit_s:
             return f"was stopped for {self._stopped_s:.0f} s"
         if self.pulse_file is None:
@@ -47,15 +46,17 @@ class LifeWatch:
         return f"showed no sign of life for {self._silent_s:.0f} s" if self._silent_s > limit_s else None
 
 
-def has_stopped_member(group_ids: Collection[int]) -> bool:
-    """Whether a process of these groups is in the stopped state."""
-    for process in psutil.process_iter():
+def stopped_groups(group_ids: Collection[int]) -> frozenset[int]:
+    """Those of the process groups that have a process in the stopped state."""
+    stopped = set()
+    for process_id in psutil.pids():
         try:
-            if os.getpgid(process.pid) in group_ids and process.status() == psutil.STATUS_STOPPED:
-                return True
+            group_id = os.getpgid(process_id)
+            if group_id in group_ids and psutil.Process(process_id).status() == psutil.STATUS_STOPPED:
+                stopped.add(group_id)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
-    return False
+    return frozenset(stopped)
 
 
 def _modified_at(path: Path) -> float | None:

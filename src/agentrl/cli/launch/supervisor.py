@@ -24,7 +24,7 @@ from pathlib import Path
 from agentrl.cli.launch.groups import end_groups
 from agentrl.cli.launch.guard import longest_end_s
 from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
-from agentrl.cli.launch.life import LifeWatch
+from agentrl.cli.launch.life import LifeWatch, stopped_groups
 from agentrl.config.marks import LAUNCH_MARK, PULSE_FILE
 from agentrl.errors import AgentRLError, UserError
 
@@ -143,6 +143,8 @@ class Supervisor:
     _keepers: list[asyncio.Task[bool]] = field(default_factory=list)
     _marks: dict[int, str] = field(default_factory=dict)  # by process group
     _guard_keeper: asyncio.Task[None] | None = None
+    _stopped: frozenset[int] = frozenset()
+    _stopped_read_at: float = float("-inf")  # monotonic seconds
 
     async def __aenter__(self) -> Supervisor:
         if num_ended := await asyncio.to_thread(end_launches, self.guard.lock_descriptors, grace_s=LEFTOVER_GRACE_S):
@@ -207,22 +209,24 @@ class Supervisor:
     async def _run(self, spec: ChildSpec) -> int:
         """One life of a child, and of whatever it started in its group."""
         process = self._spawn(spec)
-        life = LifeWatch(
-            group_id=process.pid,
-            pulse_file=spec.pulse_file,
-            limit_s=self.hang_timeout_s,
-            looked_at=time.monotonic(),
-        )
+        life = LifeWatch(pulse_file=spec.pulse_file, limit_s=self.hang_timeout_s, looked_at=time.monotonic())
         while (code := process.poll()) is None:
             await asyncio.sleep(EXIT_POLL_S)
-            if time.monotonic() - life.looked_at < LIFE_POLL_S:
+            now = time.monotonic()
+            if now - life.looked_at < LIFE_POLL_S:
                 continue
-            if (trouble := life.look(time.monotonic())) is not None:
+            if (trouble := life.look(now, is_stopped=process.pid in self._stopped_groups(now))) is not None:
                 logger.warning("%s %s: ending it", spec.name, trouble)
                 await asyncio.to_thread(end_groups, [process.pid], grace_s=STOP_GRACE_S)
         await asyncio.to_thread(end_groups, [process.pid], grace_s=STOP_GRACE_S)
         await self._forget(process.pid)
         return code
+
+    def _stopped_groups(self, now: float) -> frozenset[int]:
+        """One look at all processes of the machine for all children."""
+        if now - self._stopped_read_at >= LIFE_POLL_S:
+            self._stopped, self._stopped_read_at = stopped_groups(self._running), now
+        return self._stopped
 
     async def _keep_guard(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.launch.life import LONGEST_GAP_S, START_LIMIT_S, LifeWatch
+from agentrl.cli.launch.life import LONGEST_GAP_S, START_LIMIT_S, LifeWatch, stopped_groups
 
 LIMIT_S = 10.0
 
@@ -24,8 +24,12 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def watch(child: subprocess.Popen[bytes], pulse_file: Path | None = None) -> LifeWatch:
-    return LifeWatch(group_id=child.pid, pulse_file=pulse_file, limit_s=LIMIT_S, looked_at=0.0)
+def watch(pulse_file: Path | None = None) -> LifeWatch:
+    return LifeWatch(pulse_file=pulse_file, limit_s=LIMIT_S, looked_at=0.0)
+
+
+def look(life: LifeWatch, now: float, child: subprocess.Popen[bytes]) -> str | None:
+    return life.look(now, is_stopped=child.pid in stopped_groups([child.pid]))
 
 
 def beat(pulse_file: Path, *, at: float) -> None:
@@ -35,48 +39,48 @@ def beat(pulse_file: Path, *, at: float) -> None:
 
 def test_a_child_whose_pulse_stands_still_counts_as_hung_after_the_limit(child, tmp_path):
     pulse_file = tmp_path / "pulse"
-    life = watch(child, pulse_file)
+    life = watch(pulse_file)
     for second in range(1, 20):
         beat(pulse_file, at=second)
-        assert life.look(second) is None
+        assert look(life, second, child) is None
     for second in range(20, 30):
-        assert life.look(second) is None
-    assert life.look(30) == "showed no sign of life for 11 s"
+        assert look(life, second, child) is None
+    assert look(life, 30, child) == "showed no sign of life for 11 s"
 
 
 def test_a_clock_that_jumps_does_not_matter(child, tmp_path):
     pulse_file = tmp_path / "pulse"
-    life = watch(child, pulse_file)
+    life = watch(pulse_file)
     for second, wall in enumerate([1e9, 5.0, 2e9] * 10, start=1):
         beat(pulse_file, at=wall)
-        assert life.look(second) is None
+        assert look(life, second, child) is None
 
 
 def test_time_in_which_the_launcher_did_not_look_counts_little(child, tmp_path):
     pulse_file = tmp_path / "pulse"
     beat(pulse_file, at=1.0)
-    life = watch(child, pulse_file)
-    life.look(1.0)
+    life = watch(pulse_file)
+    look(life, 1.0, child)
     for hours in range(1, int(LIMIT_S / LONGEST_GAP_S) + 1):
-        assert life.look(3600.0 * hours) is None
+        assert look(life, 3600.0 * hours, child) is None
 
 
 def test_a_child_that_has_not_begun_to_show_a_pulse_has_longer(child, tmp_path):
-    life = watch(child, tmp_path / "pulse")
-    looks = [life.look(second) for second in range(1, int(START_LIMIT_S) + 2)]
+    life = watch(tmp_path / "pulse")
+    looks = [life.look(second, is_stopped=False) for second in range(1, int(START_LIMIT_S) + 2)]
     assert looks[:-1] == [None] * int(START_LIMIT_S)
     assert looks[-1] == f"showed no sign of life for {START_LIMIT_S + 1:.0f} s"
 
 
 def test_a_stopped_child_counts_as_hung_also_without_a_pulse_and_a_continued_one_does_not(child):
-    life = watch(child)
+    life = watch()
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    assert [life.look(second) for second in range(1, 11)] == [None] * 10
+    assert [look(life, second, child) for second in range(1, 11)] == [None] * 10
     os.kill(child.pid, signal.SIGCONT)
     os.waitid(os.P_PID, child.pid, os.WCONTINUED)
-    assert life.look(11) is None
+    assert look(life, 11, child) is None
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    assert [life.look(second) for second in range(12, 22)] == [None] * 10
-    assert life.look(22) == "was stopped for 11 s"
+    assert [look(life, second, child) for second in range(12, 22)] == [None] * 10
+    assert look(life, 22, child) == "was stopped for 11 s"
