@@ -8,7 +8,14 @@ from agentrl.cli.main import main
 from agentrl.config import RunConfig
 from agentrl.config.load import load_config
 from agentrl.errors import UserError
+from agentrl.scoring import MCPScorerFactory
 from tiny_chat import write_tiny_chat
+
+
+@pytest.fixture(autouse=True)
+def own_scorers(monkeypatch):
+    """Scorers registered by a test end with it."""
+    monkeypatch.setattr(MCPScorerFactory, "_scorers", dict(MCPScorerFactory._scorers))
 
 
 @pytest.fixture
