@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from agentrl.types import (
     DBRecordData,
     DispatchedSamplingTask,
+    EngineQuarantine,
     GenerateReply,
     GenerateRequest,
     GroupSettlement,
@@ -117,6 +118,10 @@ class TaskStore(Protocol):
         """The newest published policy version."""
         ...
 
+    async def list_engine_quarantines(self) -> list[EngineQuarantine]:
+        """Every span of an engine whose tokens must not be trained, by id."""
+        ...
+
 
 class TrainStore(Protocol):
     """What the trainer needs: settled groups, rows, the ledger, published versions."""
@@ -171,6 +176,14 @@ class TrainStore(Protocol):
         """How many Tasks are in each status; CONSUMED may be left out where counting it is slow."""
         ...
 
+    async def list_engine_quarantines(self) -> list[EngineQuarantine]:
+        """Every span of an engine whose tokens must not be trained, by id."""
+        ...
+
+    async def server_time(self) -> datetime:
+        """The database server's clock, UTC."""
+        ...
+
     async def close(self) -> None:
         """Flush and disconnect."""
         ...
@@ -192,6 +205,18 @@ class FleetStore(Protocol):
 
     async def list_services(self) -> list[InferenceService]:
         """All services that are registered, silent ones included."""
+        ...
+
+    async def raise_engine_quarantine(self, quarantine: EngineQuarantine) -> None:
+        """Exclude what an engine sampled since its last right canary; stamps `raised_at`. Known ids are left alone."""
+        ...
+
+    async def lift_engine_quarantine(self, quarantine_id: str, *, until_s: float) -> None:
+        """End a span: its engine answers rightly again since `until_s`, by its own clock."""
+        ...
+
+    async def list_engine_quarantines(self) -> list[EngineQuarantine]:
+        """Every span of an engine whose tokens must not be trained, by id."""
         ...
 
     async def put_worker(self, worker: Worker) -> None:
@@ -316,6 +341,10 @@ class AuditStore(Protocol):
 
     async def list_quarantined(self) -> list[QuarantinedWork]:
         """Refused late work, by key."""
+        ...
+
+    async def list_engine_quarantines(self) -> list[EngineQuarantine]:
+        """Every span of an engine whose tokens must not be trained, by id."""
         ...
 
 

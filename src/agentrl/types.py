@@ -231,6 +231,15 @@ class Record:
         return self.status is not RecordStatus.RUNNING
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUse:
+    """Some tokens were sampled by a service in [first_s, last_s], seconds since 1970 by that engine's own clock."""
+
+    service_id: str
+    first_s: float
+    last_s: float
+
+
 class GroupOutcome(StrEnum):
     """What became of a settled group."""
 
@@ -251,6 +260,7 @@ class GroupSettlement:
     num_failed: int = 0  # the shortfall: Records without a score
     scores: Mapping[str, float] = field(default_factory=dict)  # record id -> the scorer's number, before shaping
     untrained: Mapping[str, str] = field(default_factory=dict)  # record id -> why a scored Record gives no rows
+    engines: tuple[EngineUse, ...] = ()  # what sampled the scored Records, and when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +350,44 @@ class PolicyVersion:
     version: int
     path: str
     created_at: datetime | None = None
+    canary: CanaryReference | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryReference:
+    """What every service must answer at one policy version: the trainer's own log-probs of the canary prompts.
+
+    `logprobs` are of all prompt tokens but the first of each prompt, in order, at temperature 1.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryAnswer:
+    """What a service answered to the canary prompts. Times are seconds since 1970 by the engine's clock."""
+
+    policy_version: int
+    logprobs: tuple[float, ...]
+    started_s: float
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineQuarantine:
+    """A service answered its canaries wrongly: tokens it sampled in [since_s, until_s) must not be trained.
+
+    `since_s` is its last right answer (0: there was none), `until_s` the next one (None: not yet), by its own clock.
+    """
+
+    id: str  # "<service>@<since_s in ms>"
+    service_id: str
+    policy_version: int
+    deviation: float  # nats, see algo.canary.deviation
+    since_s: float
+    until_s: float | None = None
+    raised_at: datetime | None = None  # the database server's clock, as the entry was written
 
 
 class ServiceStatus(StrEnum):
@@ -347,6 +395,7 @@ class ServiceStatus(StrEnum):
 
     UP = "UP"
     DOWN = "DOWN"
+    QUARANTINED = "QUARANTINED"  # its canaries deviate: like DOWN, and what it sampled lately is not trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +410,8 @@ class InferenceService:
     num_running: int = 0
     num_waiting: int = 0
     heartbeat_at: datetime | None = None
+    canary: CanaryAnswer | None = None  # the latest one
+    last_good_s: float = 0.0  # start of its last right canary answer, by its own clock; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,3 +499,4 @@ class GenerateReply:
     finish_reason: str  # "stop" | "length"
     service_id: str
     num_cached_tokens: int = 0
+    engine_times: tuple[float, float] | None = None  # start and end by the engine's clock, where it tells

@@ -13,6 +13,7 @@ import pytest
 import tiny_lm
 from agentrl.errors import EngineError
 from agentrl.inference import EngineClient, RoutedClient
+from agentrl.inference.canary import CanarySettings
 from agentrl.inference.registrar import run_registrar
 from agentrl.store import MemoryStore
 from agentrl.types import GenerateRequest, InferenceService, PolicyVersion, SamplingParams, ServiceStatus
@@ -20,6 +21,7 @@ from engine_process import engine_processes
 from engine_targets import EngineTarget, embedded_target
 
 WAIT_S = 20.0
+QUICK_CANARIES = CanarySettings(tolerance=1e-4, interval_s=0.1, timeout_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +37,26 @@ async def engine(running_engine: EngineTarget) -> EngineTarget:
 
 
 @asynccontextmanager
-async def registered(base_url: str, fleet: MemoryStore, *, heartbeat_s: float = 0.1) -> AsyncIterator[None]:
+async def registered(
+    base_url: str,
+    fleet: MemoryStore,
+    *,
+    service_id: str = "s",
+    heartbeat_s: float = 0.1,
+    canary: CanarySettings = QUICK_CANARIES,
+) -> AsyncIterator[None]:
     stop = asyncio.Event()
     async with EngineClient(base_url, timeout_s=2.0) as client:
         registrar = asyncio.create_task(
             run_registrar(
-                client, fleet, service_id="s", engine="embedded", poll_s=0.02, heartbeat_s=heartbeat_s, stop=stop
+                client,
+                fleet,
+                service_id=service_id,
+                engine="embedded",
+                poll_s=0.02,
+                heartbeat_s=heartbeat_s,
+                canary=canary,
+                stop=stop,
             )
         )
         try:

@@ -25,6 +25,7 @@ from agentrl.algo.group_policies import (
     surplus_of_balance,
 )
 from agentrl.algo.merge import merge_record
+from agentrl.algo.suspects import engines_of
 from agentrl.config.sections import AlgoConfig
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement, Record, RecordStatus, Task, Turn
 
@@ -76,6 +77,7 @@ def settle_group(
         advantages={},
         num_failed=max(task.num_generations, len(records)) - len(scored),
         scores=scores,
+        engines=engines_of(turn for record in scored for turn in turns[record.id]),
     )
     if not is_training:
         return replace(undecided, outcome=GroupOutcome.EVALUATED), []

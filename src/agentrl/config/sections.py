@@ -113,6 +113,18 @@ class InferenceConfig(Section):
     frequency_penalty: float = Field(0.0, description="Sampling penalty; keep 0 for training.")
     request_timeout_s: float = Field(120.0, gt=0, description="Seconds one completion may take, retries included.")
     policy_poll_s: float = Field(0.1, gt=0, description="Seconds between looks for a new policy version.")
+    canary_tolerance: float = Field(
+        0.2,
+        gt=0,
+        description="Mean |log-prob difference| (nats) to the trainer's on the canary prompts above which a service is "
+        "quarantined. Room for bfloat16; where trainer and engines compute in float32, 0.001 will do.",
+    )
+    canary_interval_s: float = Field(
+        10.0, gt=0, description="Seconds between canary checks of a service, beside the one of each new version."
+    )
+    canary_timeout_s: float = Field(
+        20.0, gt=0, description="Seconds without an answer or any progress after which a service counts as hung."
+    )
 
     @model_validator(mode="after")
     def _check_sampling_params(self) -> InferenceConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,15 @@ from typing import Any, Self
 import aiohttp
 
 from agentrl.errors import EngineError, EngineErrorKind
-from agentrl.inference.replies import check_input_ids, decode_body, error_message, parse_reply, status_error
+from agentrl.inference.replies import (
+    PromptScore,
+    check_input_ids,
+    decode_body,
+    error_message,
+    parse_prompt_score,
+    parse_reply,
+    status_error,
+)
 from agentrl.types import GenerateReply, GenerateRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -38,10 +46,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Requests being decoded and requests waiting for a slot."""
+    """Requests being decoded, requests waiting for a slot, and tokens the running ones hold."""
 
     num_running: int
     num_waiting: int
+    num_used_tokens: int = 0
 
 
 def sampling_params_json(params: SamplingParams) -> dict[str, Any]:
@@ -129,6 +138,28 @@ class EngineClient:
             raise
         return parse_reply(body, request=request, service_id=service_id or self.base_url)
 
+    async def score_prompt(self, input_ids: Sequence[int], *, rid: str, timeout_s: float) -> PromptScore:
+        """Log-probs of a prompt under the served weights, computed anew: nothing of it comes from the prefix cache.
+
+        One token is generated as well, so an answer proves that the service generates.
+        """
+        payload = {
+            "rid": rid,
+            "input_ids": list(input_ids),
+            "sampling_params": sampling_params_json(SamplingParams(max_new_tokens=1, temperature=0.0)),
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 0,
+            "stream": False,
+        }
+        try:
+            body = await self._json("POST", "/generate", payload=payload, timeout_s=timeout_s)
+        except (asyncio.CancelledError, EngineError) as error:
+            if isinstance(error, asyncio.CancelledError) or error.kind is EngineErrorKind.TIMEOUT:
+                self._abort_in_background(rid)
+            raise
+        return parse_prompt_score(body, input_ids=input_ids)
+
     async def abort(self, rid: str) -> None:
         """Stop the generation `rid` (and any whose id starts with it). Unknown ids are ignored."""
         await self._text("POST", "/abort_request", payload={"rid": rid}, timeout_s=_ABORT_TIMEOUT_S)
@@ -185,6 +216,7 @@ class EngineClient:
         return EngineLoad(
             num_running=sum(int(item.get("num_running_reqs", 0)) for item in loads),
             num_waiting=sum(int(item.get("num_waiting_reqs", 0)) for item in loads),
+            num_used_tokens=sum(int(item.get("num_used_tokens", 0)) for item in loads),
         )
 
     async def checksum(self) -> Mapping[str, str]:

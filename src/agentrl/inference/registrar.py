@@ -1,11 +1,12 @@
 """Keeps one inference service at the newest policy version and tells the fleet about it. Embedded or SGLang alike.
 
     fleet.latest_policy() = v  ->  pause(retract)  ->  update_weights_from_disk(v, flush)  ->  /model_info says v?
-                               ->  continue  ->  put_service(UP, v)
+                               ->  continue  ->  canaries answered, and rightly?  ->  put_service(UP, v)
 
 Running generations are not lost: they are retracted, and go on under the new weights, which their version spans say. A
 service is UP only while it serves the newest version. Whatever fails makes it DOWN and is tried again with back-off;
-it is never assumed to have worked. A service that restarted with other weights is noticed at the next heartbeat.
+it is never assumed to have worked. A service that restarted with other weights is noticed at the next heartbeat, one
+that hangs or was left paused at the next canary. Wrong canaries make it QUARANTINED until a reload helps (canary.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import logging
 
 from agentrl.errors import EngineError, EngineErrorKind, StoreError
+from agentrl.inference.canary import CanarySettings, ServiceCanary
 from agentrl.inference.client import EngineClient, ModelInfo
 from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 UPDATE_TIMEOUT_S = 600.0
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 5.0
+_BACKOFF_QUARANTINED_MAX_S = 30.0  # each attempt loads the weights again
 _GOODBYE_TIMEOUT_S = 5.0
 _PARTIAL_UPDATE = "Weights were updated"  # SGLang: changed, though the call failed
 
@@ -36,6 +39,7 @@ async def run_registrar(
     engine: str,
     poll_s: float,
     heartbeat_s: float,
+    canary: CanarySettings,
     stop: asyncio.Event,
     num_registrars: int = 1,
 ) -> None:
@@ -43,7 +47,8 @@ async def run_registrar(
 
     `num_registrars` of one process share its one look a second.
     """
-    registrar = _Registrar(client, fleet, service_id=service_id, engine=engine)
+    checks = ServiceCanary(client, fleet, service_id=service_id, settings=canary)
+    registrar = _Registrar(client, fleet, service_id=service_id, engine=engine, canary=checks)
     try:
         async with asyncio.TaskGroup() as group:
             loops = [
@@ -51,6 +56,7 @@ async def run_registrar(
                     registrar.follow(poll_s=poll_s, num_registrars=num_registrars), name=f"follow {service_id}"
                 ),
                 group.create_task(registrar.beat(heartbeat_s=heartbeat_s), name=f"heartbeat {service_id}"),
+                group.create_task(registrar.watch(interval_s=canary.interval_s), name=f"canary {service_id}"),
             ]
             await stop.wait()
             for loop in loops:
@@ -62,13 +68,17 @@ async def run_registrar(
 class _Registrar:
     """State of one service: `_served` is the version verified to be loaded, None while that is not known."""
 
-    def __init__(self, client: EngineClient, fleet: FleetStore, *, service_id: str, engine: str) -> None:
+    def __init__(
+        self, client: EngineClient, fleet: FleetStore, *, service_id: str, engine: str, canary: ServiceCanary
+    ) -> None:
+        self._canary = canary
+        self._is_restored = False
         self._client = client
         self._fleet = fleet
         self._service_id = service_id
         self._engine = engine
         self._served: int | None = None
-        self._served_path: str | None = None
+        self._policy: PolicyVersion | None = None  # what `_served` was loaded from; None: the start model
         self._last_version = 0
         self._announce_lock = asyncio.Lock()
         self._load_lock = asyncio.Lock()
@@ -79,6 +89,7 @@ class _Registrar:
         pace = Pace(shortest_s=poll_s, longest_s=poll_s)
         while True:
             try:
+                await self._restore()
                 policy = await self._fleet.latest_policy()
                 if self._served is None or (policy is not None and policy.version != self._served):
                     async with self._load_lock:
@@ -91,7 +102,8 @@ class _Registrar:
                 if isinstance(error, EngineError):
                     self._served = None
                 await self._announce_quietly()
-                pause_s, backoff_s = backoff_s, min(_BACKOFF_MAX_S, backoff_s * 2)
+                longest_s = _BACKOFF_QUARANTINED_MAX_S if self._canary.is_quarantined else _BACKOFF_MAX_S
+                pause_s, backoff_s = backoff_s, min(longest_s, backoff_s * 2)
             await asyncio.sleep(pause_s)
 
     async def beat(self, *, heartbeat_s: float) -> None:
@@ -101,6 +113,23 @@ class _Registrar:
             if not self._load_lock.locked():
                 await self._check()
             await self._announce_quietly()
+
+    async def watch(self, *, interval_s: float) -> None:
+        """Ask the canaries of what is served, and take the service down if it hangs, is paused, or answers wrongly."""
+        while True:
+            await asyncio.sleep(interval_s)
+            served = self._served
+            if served is None or self._load_lock.locked():
+                continue
+            try:
+                await self._canary.check(self._policy)
+            except (EngineError, StoreError) as error:
+                if self._load_lock.locked() or self._served != served:
+                    continue  # the weights were being changed meanwhile
+                logger.warning("service %s: %s", self._service_id, error)
+                if isinstance(error, EngineError) or self._canary.is_quarantined:
+                    self._served = None
+                await self._announce_quietly()
 
     async def say_goodbye(self) -> None:
         """Mark the service DOWN, bounded."""
@@ -119,14 +148,21 @@ class _Registrar:
         info = await self._client.model_info()
         if policy is None:
             await self._adopt_initial(info)
-            self._set_served(0, path=None)
-            return
-        if info.weight_version != str(policy.version) or info.model_path != policy.path:
+        if policy is not None and (info.weight_version, info.model_path) != (str(policy.version), policy.path):
             await self._update(policy, before=info)
+        elif self._canary.is_quarantined:  # the labels are right and the answers are not: load them again
+            await self._update(policy or PolicyVersion(version=0, path=info.model_path), before=info)
         # Also when nothing was loaded: a registrar that died between pause and continue left the service paused.
         await self._client.continue_generation()
-        self._set_served(policy.version, path=policy.path)
-        logger.info("service %s serves policy version %d", self._service_id, policy.version)
+        await self._canary.check(policy)
+        self._policy = policy
+        self._served = self._last_version = 0 if policy is None else policy.version
+        logger.info("service %s serves policy version %d", self._service_id, self._served)
+
+    async def _restore(self) -> None:
+        if not self._is_restored:
+            await self._canary.restore()
+            self._is_restored = True
 
     async def _adopt_initial(self, info: ModelInfo) -> None:
         if info.weight_version.isdigit() and info.weight_version != "0":
@@ -136,7 +172,6 @@ class _Registrar:
             raise EngineError(message, kind=EngineErrorKind.REJECTED)
         if info.weight_version != "0":
             await self._client.update_weight_version("0")
-        await self._client.continue_generation()
 
     async def _update(self, policy: PolicyVersion, *, before: ModelInfo) -> None:
         """Load new weights into the paused service. On failure it goes on only if the old weights are surely intact."""
@@ -165,14 +200,10 @@ class _Registrar:
             logger.warning("service %s does not answer: %s", self._service_id, error)
             self._served = None
             return
-        same_path = self._served_path is None or info.model_path == self._served_path
+        same_path = self._policy is None or info.model_path == self._policy.path
         if not self._load_lock.locked() and not (info.weight_version == str(self._served) and same_path):
             logger.warning("service %s came back with weights %s", self._service_id, info.weight_version)
             self._served = None
-
-    def _set_served(self, version: int, *, path: str | None) -> None:
-        self._served = self._last_version = version
-        self._served_path = path
 
     async def _announce_quietly(self) -> None:
         try:
@@ -195,10 +226,17 @@ class _Registrar:
                 InferenceService(
                     id=self._service_id,
                     base_url=self._client.base_url,
-                    status=ServiceStatus.DOWN if self._served is None else ServiceStatus.UP,
+                    status=self._status(),
                     policy_version=self._last_version if self._served is None else self._served,
                     engine=self._engine,
                     num_running=num_running,
                     num_waiting=num_waiting,
+                    canary=self._canary.answer,
+                    last_good_s=self._canary.last_good_s,
                 )
             )
+
+    def _status(self) -> ServiceStatus:
+        if self._canary.is_quarantined:
+            return ServiceStatus.QUARANTINED
+        return ServiceStatus.DOWN if self._served is None else ServiceStatus.UP

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import EngineError, EngineErrorKind
@@ -135,7 +136,47 @@ def _parse_reply(body: Any, *, request: GenerateRequest, service_id: str) -> Gen
         finish_reason=finish["type"],
         service_id=service_id,
         num_cached_tokens=int(meta.get("cached_tokens") or 0),
+        engine_times=parse_engine_times(meta),
     )
+
+
+def parse_engine_times(meta: Mapping[str, Any]) -> tuple[float, float] | None:
+    """When the engine began and ended, seconds since 1970 by its own clock; None where it does not tell."""
+    sent, latency = meta.get("response_sent_to_client_ts"), meta.get("e2e_latency")
+    if sent is None or latency is None:
+        return None
+    return float(sent) - float(latency), float(sent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScore:
+    """Log-probs of a prompt's tokens but the first, and the policy version that gave them."""
+
+    logprobs: tuple[float, ...]
+    policy_version: int
+    engine_times: tuple[float, float] | None
+
+
+def parse_prompt_score(body: Any, *, input_ids: Sequence[int]) -> PromptScore:
+    """Check a 200 body of /generate with `logprob_start_len` 0. NaN log-probs pass: they are the caller's finding.
+
+    Raises EngineError: ABORTED when the engine stopped it, INVALID_SAMPLE if the ids are not those of the prompt.
+    """
+    try:
+        meta = body["meta_info"]
+        if meta["finish_reason"]["type"] == "abort":
+            raise EngineError(f"canary: {meta['finish_reason'].get('message')}", kind=EngineErrorKind.ABORTED)
+        entries = meta["input_token_logprobs"]
+        if [entry[1] for entry in entries] != list(input_ids):
+            raise _invalid(f"{len(entries)} prompt log-probs are not those of the {len(input_ids)} ids sent")
+        values = [entry[0] for entry in entries[1:]]
+        return PromptScore(
+            logprobs=tuple(math.nan if value is None else float(value) for value in values),
+            policy_version=parse_version(meta["weight_version"]),
+            engine_times=parse_engine_times(meta),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise _invalid(f"/generate scored a prompt with a malformed body ({error!r}): {str(body)[:200]}") from error
 
 
 def _parse_logprobs(entries: Sequence[Sequence[Any]], *, output_ids: tuple[int, ...], rid: str) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from agentrl.config.sections import InferenceConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind, UnavailableError
+from agentrl.inference.canary import CanarySettings
 from agentrl.inference.client import EngineClient
 from agentrl.inference.registrar import run_registrar
 from agentrl.protocols import FleetStore
@@ -78,6 +79,11 @@ async def _register(
             engine=engine,
             poll_s=config.inference.policy_poll_s,
             heartbeat_s=config.store.heartbeat_s,
+            canary=CanarySettings(
+                tolerance=config.inference.canary_tolerance,
+                interval_s=config.inference.canary_interval_s,
+                timeout_s=config.inference.canary_timeout_s,
+            ),
             stop=stop,
             num_registrars=num_registrars,
         )

@@ -48,6 +48,7 @@ from agentrl.inspector.audit_records import (
 from agentrl.inspector.audit_report import AuditReport, Check, Verdicts
 from agentrl.inspector.audit_rows import (
     add_row,
+    check_engines,
     check_exactness,
     check_row_totals,
     check_staleness,
@@ -55,7 +56,7 @@ from agentrl.inspector.audit_rows import (
     check_values,
 )
 from agentrl.protocols import AuditStore, TaskState
-from agentrl.types import DBRecordData, Record, RecordStatus, TaskStatus
+from agentrl.types import DBRecordData, EngineQuarantine, Record, RecordStatus, TaskStatus
 
 PAGE_RECORDS = 128
 ROW_BLOCK = 256
@@ -70,7 +71,8 @@ async def audit_run(store: AuditStore, *, config: RunConfig, run_dir: Path | Non
     started = time.perf_counter()
     ledger = LedgerFacts.from_steps(await store.list_steps(), config=config)
     refused = {turn_id: work.key for work in await store.list_quarantined() for turn_id in work.ids}
-    audit = _Audit(config=config, ledger=ledger, refused=refused)
+    quarantines = await store.list_engine_quarantines()
+    audit = _Audit(config=config, ledger=ledger, refused=refused, quarantines=quarantines)
     unaccounted = set(await store.list_record_ids())
     async for now, task_ids, page in _pages(store, task_ids=await store.list_task_ids(), ledger=ledger):
         audit.verdicts.add(check_readable(task_ids, [facts.task_id for facts in page]))
@@ -115,6 +117,7 @@ class _Audit:
     config: RunConfig
     ledger: LedgerFacts
     refused: Mapping[str, str]  # ids of quarantined calls -> what was refused
+    quarantines: Sequence[EngineQuarantine]
     verdicts: Verdicts = field(default_factory=Verdicts)
     tally: RunTally = field(default_factory=RunTally)
     counts: dict[str, int] = field(
@@ -190,6 +193,10 @@ class _Audit:
                 advantage=None if settlement is None else settlement.advantages.get(row.record_id),
             )
         )
+        for number in dict.fromkeys(self.ledger.steps_of_row.get(row.id, ())):
+            verdicts.count(Check.QUARANTINED_ENGINES)
+            step = self.ledger.steps[number]
+            verdicts.add(check_engines(row, step=step, facts=facts, quarantines=self.quarantines))
         self.visit_trained(row)
 
     def visit_trained(self, row: DBRecordData) -> None:

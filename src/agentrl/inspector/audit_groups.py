@@ -107,6 +107,8 @@ def _settlement_faults(facts: GroupFacts, settlement: GroupSettlement, recompute
         yield from _reason_faults(settlement.untrained, expected.untrained)
     for name in numbers:
         yield from _number_faults(name, getattr(settlement, name), getattr(expected, name))
+    if settlement.engines and settlement.engines != expected.engines:
+        yield f"names {len(settlement.engines)} engines and when they sampled, its calls say otherwise"
     named = {row.id for row in facts.state.sequences}
     if named != recomputed.rows.keys():
         odd = sorted(named ^ recomputed.rows.keys())[0]

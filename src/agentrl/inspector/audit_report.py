@@ -33,6 +33,7 @@ class Check(StrEnum):
     OUTCOMES = "outcomes"
     POLICY_VERSIONS = "policy_versions"
     LATE_WORK = "late_work"
+    QUARANTINED_ENGINES = "quarantined_engines"
 
 
 TITLES: Mapping[Check, tuple[str, str]] = {
@@ -54,6 +55,7 @@ TITLES: Mapping[Check, tuple[str, str]] = {
     Check.OUTCOMES: ("records", "failed Records have a typed reason and no score, finished ones a score"),
     Check.POLICY_VERSIONS: ("versions", "every policy version that sampled a token was published"),
     Check.LATE_WORK: ("entries", "work that a fence refused was neither committed nor trained"),
+    Check.QUARANTINED_ENGINES: ("rows", "no step planned after an engine's quarantine trains what it spoiled"),
 }
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from agentrl.inspector.audit_facts import LedgerFacts, StepTotals
+from agentrl.algo.suspects import engine_use, spoiled_by
+from agentrl.inspector.audit_facts import GroupFacts, LedgerFacts, StepTotals
 from agentrl.inspector.audit_report import Check, Finding
-from agentrl.types import DBRecordData, SequenceSummary, TrainStep
+from agentrl.types import DBRecordData, EngineQuarantine, SequenceSummary, TrainStep
 
 
 def check_staleness(row: DBRecordData, *, step: TrainStep, max_staleness: int) -> Iterator[Finding]:
@@ -144,3 +145,19 @@ def check_step_totals(ledger: LedgerFacts, totals: Mapping[int, StepTotals]) -> 
             if name in step.metrics and step.metrics[name] != value:
                 message = f"{name} = {step.metrics[name]:g} in the ledger, its rows have {value:g}"
                 yield Finding(check=Check.STEP_TOTALS, subject=f"step {step.step}", message=message)
+
+
+def check_engines(
+    row: DBRecordData, *, step: TrainStep, facts: GroupFacts, quarantines: Sequence[EngineQuarantine]
+) -> Iterator[Finding]:
+    """No turn of a trained row was sampled in a span whose quarantine was known when its step was planned."""
+    if step.planned_at is None:
+        return
+    planned_at = step.planned_at
+    known = [item for item in quarantines if item.raised_at is not None and item.raised_at < planned_at]
+    calls = [facts.calls[turn_id][0] for turn_id in row.turn_ids if facts.calls.get(turn_id)]
+    for call in calls:
+        quarantine = spoiled_by([engine_use(call)], known)
+        if quarantine is not None:
+            message = f"step {step.step} trains turn {call.id}, sampled in quarantine {quarantine.id}"
+            yield Finding(check=Check.QUARANTINED_ENGINES, subject=row.id, message=message)

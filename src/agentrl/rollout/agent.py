@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import uuid4
 
+from agentrl.algo.suspects import FINISHED, STARTED
 from agentrl.chat import ChatFormat, ParsedCompletion, parse_completion
 from agentrl.config import InferenceConfig, RolloutConfig
 from agentrl.protocols import GenerationClient, Toolbox
@@ -205,7 +206,7 @@ def _model_dispatch(
         status="ok",
         request={"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
                  "max_new_tokens": params.max_new_tokens},
-        response={"text": text, "num_cached_tokens": reply.num_cached_tokens},
+        response={"text": text, "num_cached_tokens": reply.num_cached_tokens, **_engine_times(reply)},
         started_at=started_at,
         finished_at=finished_at,
         tokens=TurnTokens(
@@ -217,6 +218,13 @@ def _model_dispatch(
             finish_reason=reply.finish_reason,
         ),
     )  # fmt: skip
+
+
+def _engine_times(reply: GenerateReply) -> dict[str, float]:
+    if reply.engine_times is None:
+        return {}
+    started_s, finished_s = reply.engine_times
+    return {STARTED: started_s, FINISHED: finished_s}
 
 
 async def _call_tools(

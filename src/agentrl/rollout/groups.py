@@ -2,7 +2,7 @@
 
     claim ─► open Records ─► resume or start each ─► finish each ─► settle (advantages, training rows)
                                     ▲                     │ failed by infrastructure, with resample_error_records
-                                    └──── next attempt ◄──┘ and attempts left
+                                    └──── next attempt ◄──┘ and attempts left; or sampled by a quarantined engine
 
 The claim's lease is renewed by the worker. Losing it cancels the group; whatever was committed stays, and the next
 owner continues from there. Settling is idempotent, so dying just before or after it loses nothing.
@@ -15,6 +15,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from agentrl.algo.settle import settle_group
+from agentrl.algo.suspects import QUARANTINED_ENGINE, engines_of, spoiled_by
 from agentrl.config import RunConfig
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
@@ -71,8 +72,9 @@ class GroupRunner:
 
     def _is_sampled_again(self, record: Record) -> bool:
         rollout = self.config.rollout
-        is_failure = record.status is RecordStatus.FAILED
-        return rollout.resample_error_records and is_failure and record.attempt < rollout.max_record_attempts
+        is_quarantined = (record.error or "").startswith(QUARANTINED_ENGINE)
+        is_wanted = rollout.resample_error_records or is_quarantined
+        return record.status is RecordStatus.FAILED and is_wanted and record.attempt < rollout.max_record_attempts
 
     async def _run_attempt(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
         committed = await self.store.load_turns(record) if record.turn_ids else []
@@ -85,8 +87,20 @@ class GroupRunner:
                 final, turns = await sampler.sample()
             finally:
                 self.num_in_flight -= 1
+        final = await self._without_quarantined(final, turns)
         await self.store.finish_record(final)
         return final, turns
+
+    async def _without_quarantined(self, record: Record, turns: tuple[Turn, ...]) -> Record:
+        """The Record, or a failure in its place if a quarantined engine sampled any of its turns."""
+        quarantine = spoiled_by(engines_of(turns), await self.store.list_engine_quarantines())
+        if quarantine is None or record.status is not RecordStatus.FINISHED:
+            return record
+        error = f"{QUARANTINED_ENGINE}: {quarantine.service_id} answered its canaries wrongly"
+        return replace(
+            record, status=RecordStatus.FAILED, stop_reason=StopReason.ENGINE_ERROR, error=error,
+            answer=None, score=None, scorer=None,
+        )  # fmt: skip
 
     async def _give_up(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
         """Close a Record of a Task that was claimed too often: whoever works on it dies."""

@@ -22,6 +22,7 @@ from agentrl.types import (
     SCHEMA_VERSION,
     DispatchedSamplingTask,
     DispatchKind,
+    EngineUse,
     GroupOutcome,
     GroupSettlement,
     Record,
@@ -145,6 +146,7 @@ def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[S
             }
             for sequence in sequences
         ],
+        "engines": [[use.service_id, use.first_s, use.last_s] for use in settlement.engines],
     }
 
 
@@ -160,6 +162,10 @@ def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> Gro
         num_failed=settlement["num_failed"],
         scores={record["id"]: record["score"] for record in records if record.get("score") is not None},
         untrained={record["id"]: record["untrained"] for record in records if record.get("untrained") is not None},
+        engines=tuple(
+            EngineUse(service_id=service_id, first_s=first_s, last_s=last_s)
+            for service_id, first_s, last_s in settlement.get("engines", ())
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Inference services and workers, with heartbeats stamped by the server's clock.
+"""Inference services, their quarantines, and workers, with times stamped by the server's clock.
 
 A process that starts again is a new one, with an id of its own (host, process, port), which Records and calls name. So
 that the lists do not grow with every restart, a newcomer removes entries that have been silent for an hour, all but the
@@ -13,14 +13,16 @@ from typing import Final
 
 from agentrl.store.connection import Database
 from agentrl.store.documents import Document
-from agentrl.store.indexes import SERVICE, WORKER
+from agentrl.store.indexes import ENGINE_QUARANTINE, SERVICE, WORKER
 from agentrl.store.ledger_documents import (
+    engine_quarantine_from_document,
+    engine_quarantine_to_document,
     service_from_document,
     service_to_document,
     worker_from_document,
     worker_to_document,
 )
-from agentrl.types import InferenceService, Worker
+from agentrl.types import EngineQuarantine, InferenceService, Worker
 
 SILENT_AFTER: Final = timedelta(hours=1)
 KEPT_SILENT: Final = 32
@@ -62,6 +64,29 @@ class Fleet:
         if gone := [document["_id"] for document in found[:-KEPT_SILENT]]:
             query = {"_id": {"$in": gone}, **silent}  # one that comes back meanwhile stays
             await self._database.run(f"remove silent {name}", lambda: collection.delete_many(query))
+
+    async def raise_quarantine(self, quarantine: EngineQuarantine) -> None:
+        """See FleetStore.raise_engine_quarantine. The server stamps the very write: whoever reads later sees it."""
+        document = engine_quarantine_to_document(quarantine)
+        collection = self._database.durable(ENGINE_QUARANTINE)
+        query = {"_id": document.pop("_id")}
+        update = {"$set": document, "$currentDate": {"raised_at": True}}
+
+        async def write() -> None:
+            if await collection.find_one(query) is None:
+                await collection.update_one(query, update, upsert=True)
+
+        await self._database.run(f"quarantine {quarantine.service_id}", write)
+
+    async def lift_quarantine(self, quarantine_id: str, *, until_s: float) -> None:
+        """See FleetStore.lift_engine_quarantine."""
+        collection = self._database.durable(ENGINE_QUARANTINE)
+        update = {"$set": {"until_s": until_s}}
+        await self._database.run("lift a quarantine", lambda: collection.update_one({"_id": quarantine_id}, update))
+
+    async def list_quarantines(self) -> list[EngineQuarantine]:
+        """See FleetStore.list_engine_quarantines."""
+        return [engine_quarantine_from_document(document) for document in await self._all(ENGINE_QUARANTINE)]
 
     async def list_services(self) -> list[InferenceService]:
         """See FleetStore.list_services."""

@@ -23,6 +23,7 @@ SERVICE: Final = "InferenceService"
 WORKER: Final = "Worker"
 RUN: Final = "Run"
 QUARANTINE: Final = "Quarantine"
+ENGINE_QUARANTINE: Final = "EngineQuarantine"
 IMPORT: Final = "Import"  # one document while an import is under way: see archive.py
 JOURNAL_BARRIER: Final = "JournalBarrier"  # one document per process: see turns.py
 

@@ -10,7 +10,10 @@ from agentrl.store.documents import Document, Encoded, with_payload
 from agentrl.store.indexes import SEQUENCE
 from agentrl.types import (
     SCHEMA_VERSION,
+    CanaryAnswer,
+    CanaryReference,
     DBRecordData,
+    EngineQuarantine,
     InferenceService,
     PolicyVersion,
     ServiceStatus,
@@ -114,12 +117,23 @@ def policy_to_document(version: PolicyVersion) -> Document:
         "version": version.version,
         "path": version.path,
         "created_at": version.created_at,
+        "canary": None if version.canary is None else _reference_to_document(version.canary),
     }
+
+
+def _reference_to_document(canary: CanaryReference) -> Document:
+    return {"prompts": [list(prompt) for prompt in canary.prompts], "logprobs": list(canary.logprobs)}
 
 
 def policy_from_document(document: Mapping[str, Any]) -> PolicyVersion:
     """A published policy version."""
-    return PolicyVersion(version=document["version"], path=document["path"], created_at=document["created_at"])
+    canary = document.get("canary")
+    reference = canary and CanaryReference(
+        prompts=tuple(tuple(prompt) for prompt in canary["prompts"]), logprobs=tuple(canary["logprobs"])
+    )
+    return PolicyVersion(
+        version=document["version"], path=document["path"], created_at=document["created_at"], canary=reference
+    )
 
 
 # --- fleet --------------------------------------------------------------------------------------------------------
@@ -136,7 +150,27 @@ def service_to_document(service: InferenceService) -> Document:
         "engine": service.engine,
         "num_running": service.num_running,
         "num_waiting": service.num_waiting,
+        "canary": None if service.canary is None else _answer_to_document(service.canary),
+        "last_good_s": service.last_good_s,
     }
+
+
+def _answer_to_document(answer: CanaryAnswer) -> Document:
+    return {
+        "policy_version": answer.policy_version,
+        "logprobs": list(answer.logprobs),
+        "started_s": answer.started_s,
+        "finished_s": answer.finished_s,
+    }
+
+
+def _answer_from_document(document: Mapping[str, Any]) -> CanaryAnswer:
+    return CanaryAnswer(
+        policy_version=document["policy_version"],
+        logprobs=tuple(document["logprobs"]),
+        started_s=document["started_s"],
+        finished_s=document["finished_s"],
+    )
 
 
 def service_from_document(document: Mapping[str, Any]) -> InferenceService:
@@ -150,6 +184,34 @@ def service_from_document(document: Mapping[str, Any]) -> InferenceService:
         num_running=document["num_running"],
         num_waiting=document["num_waiting"],
         heartbeat_at=document["heartbeat_at"],
+        canary=None if document.get("canary") is None else _answer_from_document(document["canary"]),
+        last_good_s=document.get("last_good_s", 0.0),
+    )
+
+
+def engine_quarantine_to_document(quarantine: EngineQuarantine) -> Document:
+    """A quarantined span without `raised_at`, which the server stamps."""
+    return {
+        "_id": quarantine.id,
+        "schema_version": SCHEMA_VERSION,
+        "service_id": quarantine.service_id,
+        "policy_version": quarantine.policy_version,
+        "deviation": quarantine.deviation,
+        "since_s": quarantine.since_s,
+        "until_s": quarantine.until_s,
+    }
+
+
+def engine_quarantine_from_document(document: Mapping[str, Any]) -> EngineQuarantine:
+    """A quarantined span."""
+    return EngineQuarantine(
+        id=document["_id"],
+        service_id=document["service_id"],
+        policy_version=document["policy_version"],
+        deviation=document["deviation"],
+        since_s=document["since_s"],
+        until_s=document["until_s"],
+        raised_at=document["raised_at"],
     )
 
 

@@ -1,4 +1,4 @@
-"""The MemoryStore's list of who is there."""
+"""The MemoryStore's list of who is there, and whose tokens are not trusted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from agentrl.store.fleet import KEPT_SILENT, SILENT_AFTER
-from agentrl.types import InferenceService, Worker
+from agentrl.types import EngineQuarantine, InferenceService, Worker
 
 Entry = TypeVar("Entry", InferenceService, Worker)
 
@@ -20,6 +20,7 @@ class MemoryFleet:
         self._clock = clock
         self._services: dict[str, InferenceService] = {}
         self._workers: dict[str, Worker] = {}
+        self._quarantines: dict[str, EngineQuarantine] = {}
 
     async def server_time(self) -> datetime:
         """See FleetStore.server_time."""
@@ -40,6 +41,18 @@ class MemoryFleet:
     async def list_workers(self) -> list[Worker]:
         """See FleetStore.list_workers."""
         return sorted(self._workers.values(), key=lambda worker: worker.id)
+
+    async def raise_engine_quarantine(self, quarantine: EngineQuarantine) -> None:
+        """See FleetStore.raise_engine_quarantine."""
+        self._quarantines.setdefault(quarantine.id, replace(quarantine, raised_at=self._clock()))
+
+    async def lift_engine_quarantine(self, quarantine_id: str, *, until_s: float) -> None:
+        """See FleetStore.lift_engine_quarantine."""
+        self._quarantines[quarantine_id] = replace(self._quarantines[quarantine_id], until_s=until_s)
+
+    async def list_engine_quarantines(self) -> list[EngineQuarantine]:
+        """See FleetStore.list_engine_quarantines."""
+        return [self._quarantines[key] for key in sorted(self._quarantines)]
 
     def _put(self, entries: dict[str, Entry], entry: Entry) -> None:
         is_new = entry.id not in entries

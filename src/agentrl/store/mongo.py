@@ -21,6 +21,7 @@ from agentrl.store.turns import RecordWriter
 from agentrl.types import (
     DBRecordData,
     DispatchedSamplingTask,
+    EngineQuarantine,
     GroupSettlement,
     InferenceService,
     PolicyVersion,
@@ -191,6 +192,18 @@ class MongoStore:
     async def list_services(self) -> list[InferenceService]:
         """See FleetStore.list_services."""
         return await self._fleet.list_services()
+
+    async def raise_engine_quarantine(self, quarantine: EngineQuarantine) -> None:
+        """See FleetStore.raise_engine_quarantine."""
+        await self._fleet.raise_quarantine(quarantine)
+
+    async def lift_engine_quarantine(self, quarantine_id: str, *, until_s: float) -> None:
+        """See FleetStore.lift_engine_quarantine."""
+        await self._fleet.lift_quarantine(quarantine_id, until_s=until_s)
+
+    async def list_engine_quarantines(self) -> list[EngineQuarantine]:
+        """See FleetStore.list_engine_quarantines."""
+        return await self._fleet.list_quarantines()
 
     async def put_worker(self, worker: Worker) -> None:
         """See FleetStore.put_worker."""

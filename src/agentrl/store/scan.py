@@ -19,6 +19,7 @@ from agentrl.errors import StoreError
 from agentrl.store.connection import Database
 from agentrl.store.indexes import (
     DISPATCH,
+    ENGINE_QUARANTINE,
     JOURNAL_BARRIER,
     POLICY_VERSION,
     QUARANTINE,
@@ -38,7 +39,7 @@ SCAN_TIMEOUT_S: Final = 600.0
 # What refers to other documents comes before them: a copy of a run that goes on meanwhile holds whatever it names.
 COLLECTIONS: Final = (
     *(RUN, SPLIT, POLICY_VERSION, TRAIN_STEP, TASK, SEQUENCE, RECORD, DISPATCH, TOKEN_PART),
-    *(QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
+    *(QUARANTINE, ENGINE_QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
 )
 _LARGE: Final = frozenset({SEQUENCE, DISPATCH, TOKEN_PART})
 _LARGE_BATCH: Final = 4  # documents of up to 4 MiB and a bit; a reply is limited to 48 MB

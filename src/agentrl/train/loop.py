@@ -36,6 +36,7 @@ from agentrl.config.sections import RunConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.protocols import MetricSink, TrainStore
 from agentrl.train.batch import build_pass
+from agentrl.train.canary import canary_reference
 from agentrl.train.checkpoint import checkpoint_path, prune_checkpoints, save_checkpoint
 from agentrl.train.export import write_model, written_beside
 from agentrl.train.forward import StepSize
@@ -147,13 +148,14 @@ def finish_step(session: Session, entry: TrainStep, *, metrics: Mapping[str, flo
 
 
 def publish(session: Session, *, version: int) -> None:
-    """Write and announce the current weights as a policy version, unless the store knows it already."""
+    """Write and announce the current weights and their canaries, unless the store knows this version already."""
     known = [session.rank_zero is not None and session.rank_zero.publisher.is_announced(version)]
     if broadcast_object_list(known)[0]:
         return
+    canary = canary_reference(session)
     weights = session.served_weights()
     if session.rank_zero is not None:
-        session.rank_zero.publisher.publish(version, causal_lm=session.policy.causal_lm, state=weights)
+        session.rank_zero.publisher.publish(version, causal_lm=session.policy.causal_lm, state=weights, canary=canary)
 
 
 def commit(

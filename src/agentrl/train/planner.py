@@ -3,9 +3,9 @@
     plan in the ledger?  -- yes: replay it exactly (a resume) ------------------------------+
          | no                                                                               |
     sampling on:  oldest `tasks_per_step` settled groups (reuse.py); a group with a token   +-> store.plan_step
-                  older than `max_staleness` is dropped as "stale"; groups dropped at       |   (first plan wins)
-                  settlement are consumed without being trained; a batch without signal     |
-                  does not step                                                             |
+                  older than `max_staleness` is dropped as "stale", one that a quarantined  |   (first plan wins)
+                  engine sampled for as "quarantined_engine"; groups dropped at settlement  |
+                  are consumed without being trained; a batch without signal does not step  |
     sampling off: the next `sft_batch_size` rows of the epoch's shuffled order -------------+
 
 The plan is in the ledger before anything is trained, and carries the group metrics: a replay needs the rows only.
@@ -18,10 +18,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 
 from agentrl.algo.packing import plan_micro_batches
+from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.pacing import Pace
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 TRAIN_SPLIT = "train"
 STALE = "stale"
+NO_DATA = frozenset({STALE, RETIRED, QUARANTINED_ENGINE})  # dropping it must not prolong the wait for data
+SIGNAL_PATIENCE = 10  # full batches without signal may prolong the wait to so many times data_timeout_s
 SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 0.2
 MAX_WASTED_TOKENS = 256  # padding worth another forward pass: about what a pass costs over its tokens
@@ -135,6 +139,7 @@ class StepPlanner:
         self._check = check
         self._row_ids: list[str] | None = None  # of the training split, sorted; supervised training only
         self._dropped_since_plan: dict[str, int] = {}
+        self._checked_at: datetime | None = None  # server time of the last look at the quarantines
 
     def plan(self, step: int) -> StepPlan:
         """The plan of a step: the ledger's if there is one, else a new one, written before it is returned.
@@ -172,6 +177,7 @@ class StepPlanner:
             dropped=_drop_reasons(groups),
             retained=reuse.retained(groups),
             metrics=metrics,
+            planned_at=self._checked_at,
         )
 
     def _reuse(self, step: int) -> Reuse:
@@ -195,20 +201,26 @@ class StepPlanner:
         limit = wanted * (1 + len(reuse.history))  # each earlier step may have left a batch that is not due yet
         pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         num_seen = 0
-        deadline = time.monotonic() + self._config.train.data_timeout_s
+        timeout_s = self._config.train.data_timeout_s
+        deadline = time.monotonic() + timeout_s
+        last_deadline = deadline + (SIGNAL_PATIENCE - 1) * timeout_s
         while True:
             settled = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=limit))
             groups = reuse.usable(settled)[:wanted]
             unusable = self._unusable(settled, groups, reuse=reuse)
+            if not unusable and len(groups) >= wanted:
+                unusable = self._spoiled(groups)
+                if not unusable:
+                    self._retire(settled, groups, reuse=reuse)
+                    return groups
             if unusable:
                 self._drop(unusable, step=step)
-                deadline = time.monotonic() + self._config.train.data_timeout_s
-                continue
-            if len(groups) >= wanted:
-                self._retire(settled, groups, reuse=reuse)
-                return groups
+            if unusable and not NO_DATA.intersection(unusable.values()):  # fresh groups, only without signal
+                deadline = min(time.monotonic() + timeout_s, last_deadline)
             if time.monotonic() > deadline:
-                raise UnavailableError(self._nothing_came(step, num_groups=len(groups)))
+                raise UnavailableError(self._nothing_came(step, num_groups=0 if unusable else len(groups)))
+            if unusable:
+                continue
             self._report("wait", step)
             self._check()
             if len(settled) != num_seen:
@@ -231,6 +243,19 @@ class StepPlanner:
         has_signal = any(row.num_trained_tokens for group in groups if _trains(group) for row in group.sequences)
         return {} if has_signal else _drop_reasons(groups, otherwise="no_trained_tokens")
 
+    def _spoiled(self, groups: Sequence[SettledGroup]) -> dict[str, str]:
+        """Groups with tokens of a quarantined engine: their baselines are spoiled, so none of their rows is trained.
+
+        The time is asked before the quarantines, and becomes the plan's: whatever was raised earlier was seen.
+        """
+        self._checked_at = self._feed.call(lambda store: store.server_time())
+        quarantines = self._feed.call(lambda store: store.list_engine_quarantines())
+        return {
+            group.settlement.task_id: QUARANTINED_ENGINE
+            for group in groups
+            if spoiled_by(group.settlement.engines, quarantines) is not None
+        }
+
     def _retire(self, settled: Sequence[SettledGroup], taken: Sequence[SettledGroup], *, reuse: Reuse) -> None:
         """Consume the trained groups that are not taken and too old for the next step: samplers get their places."""
         taken_ids = {group.settlement.task_id for group in taken}
@@ -247,10 +272,12 @@ class StepPlanner:
     def _nothing_came(self, step: int, *, num_groups: int) -> str:
         counts = self._feed.call(lambda store: store.count_tasks(split=TRAIN_SPLIT))
         statuses = ", ".join(f"{count} {status.value}" for status, count in counts.items())
+        dropped = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since_plan.items())
         return (
             f"step {step}: {num_groups} of tasks_per_step = {self._config.algo.tasks_per_step} groups settled within "
-            f"data_timeout_s = {self._config.train.data_timeout_s:g}; tasks: {statuses or 'none'}. "
-            "Are samplers running (agentrl status), and are there tasks left?"
+            f"data_timeout_s = {self._config.train.data_timeout_s:g}; tasks: {statuses or 'none'}; "
+            f"dropped meanwhile: {dropped or 'none'}. "
+            "Are samplers running, do engines serve fresh weights (agentrl status), and are there tasks left?"
         )
 
     def _supervised_ids(self, step: int) -> list[str]:
@@ -301,6 +328,7 @@ def _planned(
     dropped: Mapping[str, str] | None = None,
     retained: Sequence[str] = (),
     metrics: Mapping[str, float] | None = None,
+    planned_at: datetime | None = None,
 ) -> TrainStep:
     return TrainStep(
         step=step,
@@ -311,4 +339,5 @@ def _planned(
         dropped=dict(dropped or {}),
         retained=tuple(retained),
         metrics=dict(metrics or {}),
+        planned_at=planned_at,
     )

@@ -15,7 +15,7 @@ import torch
 from agentrl.errors import AgentRLError
 from agentrl.train.export import is_whole_model, remove_unfinished, write_model, written_beside
 from agentrl.train.feed import StoreFeed
-from agentrl.types import PolicyVersion
+from agentrl.types import CanaryReference, PolicyVersion
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +62,15 @@ class PolicyPublisher:
         if not self.is_announced(self._latest):
             raise PolicyLostError(f"policy version {self._latest} is lost")
 
-    def publish(self, version: int, *, causal_lm: Any, state: Mapping[str, torch.Tensor]) -> None:
-        """Write the weights as a model directory, then announce it, then prune old ones."""
+    def publish(
+        self, version: int, *, causal_lm: Any, state: Mapping[str, torch.Tensor], canary: CanaryReference
+    ) -> None:
+        """Write the weights as a model directory, then announce it with its canaries, then prune old ones."""
         directory = self._policy_dir / f"v{version}"
         with written_beside(directory) as unfinished:
             write_model(unfinished, causal_lm=causal_lm, state=state, tokenizer_source=self._tokenizer_source)
-        self._feed.call(lambda store: store.publish_policy(PolicyVersion(version=version, path=str(directory))))
+        announced = PolicyVersion(version=version, path=str(directory), canary=canary)
+        self._feed.call(lambda store: store.publish_policy(announced))
         self._latest, self._latest_path = version, str(directory)
         self._prune()
 

@@ -10,7 +10,10 @@ from agentrl.protocols import TrainStore
 from agentrl.store import MemoryStore
 from agentrl.train.feed import StoreFeed
 from agentrl.train.publish import PolicyPublisher
+from agentrl.types import CanaryReference
 from tiny_model import tiny_qwen3, write_tiny_model
+
+CANARY = CanaryReference(prompts=((3, 4, 5),), logprobs=(-1.5, -0.25))
 
 
 def test_versions_are_complete_models_announced_by_absolute_path_and_pruned(tmp_path: Path) -> None:
@@ -27,10 +30,11 @@ def test_versions_are_complete_models_announced_by_absolute_path_and_pruned(tmp_
             assert not publisher.is_announced(version)
             with torch.no_grad():
                 model.model.norm.weight.fill_(float(version))
-            publisher.publish(version, causal_lm=model, state=dict(model.named_parameters()))
+            publisher.publish(version, causal_lm=model, state=dict(model.named_parameters()), canary=CANARY)
         latest = feed.call(lambda opened: opened.latest_policy())
 
         assert latest is not None
+        assert latest.canary == CANARY
         assert (latest.version, latest.path) == (11, str((tmp_path / "run" / "policy" / "v11").resolve()))
         kept = {path.name for path in (tmp_path / "run" / "policy").iterdir()}
         assert kept == {"v0", "v8", "v9", "v10", "v11"}
@@ -60,7 +64,7 @@ def test_what_a_kill_left_half_written_is_removed_and_written_again(tmp_path: Pa
     with StoreFeed(open_store, timeout_s=5.0) as feed:
         publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
         assert not leftover.exists()
-        publisher.publish(3, causal_lm=model, state=dict(model.named_parameters()))
+        publisher.publish(3, causal_lm=model, state=dict(model.named_parameters()), canary=CANARY)
 
     assert not (unannounced / "half").exists()
     assert (unannounced / "model.safetensors").is_file()
@@ -78,7 +82,7 @@ def test_the_newest_version_is_written_again_if_its_folder_was_lost(tmp_path: Pa
     with StoreFeed(open_store, timeout_s=5.0) as feed:
         publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
         for version in (0, 1):
-            publisher.publish(version, causal_lm=model, state=dict(model.named_parameters()))
+            publisher.publish(version, causal_lm=model, state=dict(model.named_parameters()), canary=CANARY)
         folder = tmp_path / "run" / "policy" / "v1"
         weights = folder / "model.safetensors"
         match damage:
@@ -97,7 +101,7 @@ def test_the_newest_version_is_written_again_if_its_folder_was_lost(tmp_path: Pa
 
         assert again.is_announced(0)
         assert not again.is_announced(1)
-        again.publish(1, causal_lm=model, state=dict(model.named_parameters()))
+        again.publish(1, causal_lm=model, state=dict(model.named_parameters()), canary=CANARY)
         assert again.is_announced(1)
         latest = feed.call(lambda opened: opened.latest_policy())
     assert latest is not None
@@ -113,6 +117,8 @@ def test_bfloat16_weights_are_declared_in_the_config(tmp_path: Path) -> None:
         return MemoryStore()
 
     with StoreFeed(open_store, timeout_s=5.0) as feed:
-        PolicyPublisher(feed, run_dir=tmp_path, tokenizer_source=start).publish(0, causal_lm=model, state=state)
+        PolicyPublisher(feed, run_dir=tmp_path, tokenizer_source=start).publish(
+            0, causal_lm=model, state=state, canary=CANARY
+        )
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy" / "v0", dtype="auto").dtype is torch.bfloat16
