@@ -22,11 +22,12 @@ from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import MCPSampler
 from agentrl.store import MemoryStore
 from agentrl.store.documents import record_to_document, settlement_to_document, turn_to_documents
-from agentrl.store.ledger_documents import sequence_to_document, step_to_document
+from agentrl.store.ledger_documents import engine_quarantine_to_document, sequence_to_document, step_to_document
 from agentrl.tools import FunctionToolbox
 from agentrl.types import (
     DBRecordData,
     DispatchedSamplingTask,
+    EngineQuarantine,
     PolicyVersion,
     Record,
     StepStatus,
@@ -175,6 +176,7 @@ class Forger(Protocol):
     async def set_state(self, task_id: str, **fields: Any) -> None: ...
     async def remove(self, kind: str, key: Any) -> None: ...
     async def refuse(self, turn_id: str) -> None: ...
+    async def put_quarantine(self, quarantine: EngineQuarantine) -> None: ...
 
 
 class MemoryForger:
@@ -217,6 +219,9 @@ class MemoryForger:
 
     async def refuse(self, turn_id: str) -> None:
         self.store._refusal("forged", fence=1, ids=[turn_id])
+
+    async def put_quarantine(self, quarantine: EngineQuarantine) -> None:
+        self.store._quarantines[quarantine.id] = quarantine
 
 
 class MongoForger:
@@ -271,6 +276,10 @@ class MongoForger:
 
     async def refuse(self, turn_id: str) -> None:
         self._put("Quarantine", {"_id": "forged", "reason": "fence 1 is old", "dispatch_ids": [turn_id]})
+
+    async def put_quarantine(self, quarantine: EngineQuarantine) -> None:
+        document = engine_quarantine_to_document(quarantine)
+        self._put("EngineQuarantine", {**document, "raised_at": quarantine.raised_at})
 
 
 def with_call(turn: Turn, change: Callable[[DispatchedSamplingTask], DispatchedSamplingTask]) -> Turn:

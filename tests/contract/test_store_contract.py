@@ -12,7 +12,10 @@ import pytest
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.protocols import Store
 from agentrl.types import (
+    CanaryAnswer,
+    CanaryReference,
     DBRecordData,
+    EngineQuarantine,
     GroupOutcome,
     InferenceService,
     PolicyVersion,
@@ -630,6 +633,35 @@ async def test_a_service_is_refreshed_under_its_id_with_a_server_heartbeat(store
     assert replace(listed, heartbeat_at=None) == service
     assert listed.heartbeat_at is not None
     assert abs(listed.heartbeat_at - before) < timedelta(seconds=10)
+
+
+async def test_what_a_service_answered_to_its_canaries_reads_back_equal(store: Store) -> None:
+    answer = CanaryAnswer(policy_version=3, logprobs=(-1.1, -0.3), started_s=1e9 + 0.125, finished_s=1e9 + 0.25)
+    service = InferenceService(
+        id="s", base_url="http://127.0.0.1:1", status=ServiceStatus.QUARANTINED, policy_version=3, canary=answer,
+        last_good_s=1e9,
+    )  # fmt: skip
+    await store.put_service(service)
+    (listed,) = await store.list_services()
+    assert replace(listed, heartbeat_at=None) == service
+    reference = CanaryReference(prompts=((1, 2), (3, 4)), logprobs=(-1.5, -2.25))
+    await store.publish_policy(PolicyVersion(version=3, path="v3", canary=reference))
+    newest = await store.latest_policy()
+    assert newest is not None
+    assert newest.canary == reference
+
+
+async def test_a_quarantine_is_raised_once_stamped_by_the_server_and_lifted(store: Store) -> None:
+    quarantine = EngineQuarantine(id="s@1000", service_id="s", policy_version=2, deviation=3.5, since_s=1.0)
+    before = await store.server_time()
+    await store.raise_engine_quarantine(quarantine)
+    (raised,) = await store.list_engine_quarantines()
+    assert replace(raised, raised_at=None) == quarantine
+    assert raised.raised_at is not None
+    assert raised.raised_at >= before.replace(microsecond=before.microsecond // 1000 * 1000)
+    await store.lift_engine_quarantine("s@1000", until_s=9.5)
+    await store.raise_engine_quarantine(quarantine)  # late, and known
+    assert await store.list_engine_quarantines() == [replace(raised, until_s=9.5)]
 
 
 async def test_workers_are_listed_by_id(store: Store) -> None:

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from agentrl.protocols import Store
 from agentrl.store import MemoryStore, MongoStore, open_store
 from agentrl.types import (
     DBRecordData,
+    EngineQuarantine,
     GroupSettlement,
     Record,
     RecordStatus,
@@ -371,6 +372,26 @@ async def a_trained_row_of_refused_work(scene: Scene) -> None:
     await scene.forger.put_row(replace(row, turn_ids=(late, *row.turn_ids[1:])))
 
 
+def quarantine(*, raised_at: datetime) -> EngineQuarantine:
+    """Of the engine that sampled the whole run, since its first token."""
+    return EngineQuarantine(
+        id="scripted@0", service_id="scripted", policy_version=0, deviation=3.0, since_s=0.0, raised_at=raised_at
+    )
+
+
+async def a_step_on_tokens_of_a_quarantined_engine(scene: Scene) -> None:
+    step = await scene.store.get_step(1)
+    assert step is not None
+    assert step.planned_at is not None
+    await scene.forger.put_quarantine(quarantine(raised_at=step.planned_at - timedelta(seconds=1)))
+
+
+async def a_settlement_that_hides_its_engine(scene: Scene) -> None:
+    await scene.change_settlement(
+        TRAINED, lambda s: replace(s, engines=tuple(replace(use, last_s=use.first_s) for use in s.engines))
+    )
+
+
 Forgery = Callable[[Scene], Awaitable[None]]
 FORGERIES: list[tuple[Check, Forgery]] = [
     (Check.STALENESS, row_of_an_old_version),
@@ -427,6 +448,8 @@ FORGERIES: list[tuple[Check, Forgery]] = [
     (Check.POLICY_VERSIONS, a_version_nobody_published),
     (Check.LATE_WORK, a_committed_turn_that_was_refused),
     (Check.LATE_WORK, a_trained_row_of_refused_work),
+    (Check.QUARANTINED_ENGINES, a_step_on_tokens_of_a_quarantined_engine),
+    (Check.SETTLEMENT, a_settlement_that_hides_its_engine),
 ]
 
 
@@ -453,6 +476,14 @@ async def test_every_falsified_fact_is_found_in_a_database_as_well(
         shutil.rmtree(tmp_path / "run")
         shutil.copytree(tmp_path / "kept", tmp_path / "run")
     assert not missed
+    assert (await scene.audit()).is_clean
+
+
+async def test_what_was_planned_before_a_quarantine_or_sampled_outside_it_is_no_finding(scene: Scene) -> None:
+    await scene.forger.put_quarantine(quarantine(raised_at=await scene.store.server_time() + timedelta(seconds=1)))
+    assert (await scene.audit()).is_clean
+    healed = replace(quarantine(raised_at=EPOCH_START), until_s=1.0)
+    await scene.forger.put_quarantine(healed)
     assert (await scene.audit()).is_clean
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,15 +13,13 @@ import pytest
 import tiny_lm
 from agentrl.errors import EngineError
 from agentrl.inference import EngineClient, RoutedClient
-from agentrl.inference.canary import CanarySettings
-from agentrl.inference.registrar import run_registrar
 from agentrl.store import MemoryStore
 from agentrl.types import GenerateRequest, InferenceService, PolicyVersion, SamplingParams, ServiceStatus
 from engine_process import engine_processes
 from engine_targets import EngineTarget, embedded_target
+from registered_engine import is_down, registered, service_when, up_at
 
 WAIT_S = 20.0
-QUICK_CANARIES = CanarySettings(tolerance=1e-4, interval_s=0.1, timeout_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -34,54 +32,6 @@ def running_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineT
 async def engine(running_engine: EngineTarget) -> EngineTarget:
     await running_engine.reset()
     return running_engine
-
-
-@asynccontextmanager
-async def registered(
-    base_url: str,
-    fleet: MemoryStore,
-    *,
-    service_id: str = "s",
-    heartbeat_s: float = 0.1,
-    canary: CanarySettings = QUICK_CANARIES,
-) -> AsyncIterator[None]:
-    stop = asyncio.Event()
-    async with EngineClient(base_url, timeout_s=2.0) as client:
-        registrar = asyncio.create_task(
-            run_registrar(
-                client,
-                fleet,
-                service_id=service_id,
-                engine="embedded",
-                poll_s=0.02,
-                heartbeat_s=heartbeat_s,
-                canary=canary,
-                stop=stop,
-            )
-        )
-        try:
-            yield
-        finally:
-            stop.set()
-            async with asyncio.timeout(WAIT_S):
-                await registrar
-
-
-async def service_when(fleet: MemoryStore, is_right: Callable[[InferenceService], bool]) -> InferenceService:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            for service in await fleet.list_services():
-                if is_right(service):
-                    return service
-            await asyncio.sleep(0.01)
-
-
-def up_at(version: int) -> Callable[[InferenceService], bool]:
-    return lambda service: service.status is ServiceStatus.UP and service.policy_version == version
-
-
-def is_down(service: InferenceService) -> bool:
-    return service.status is ServiceStatus.DOWN
 
 
 def ask(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.suspects import spoiled_by
 from agentrl.chat import ChatFormat
 from agentrl.config import InferenceConfig, RolloutConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind
@@ -17,7 +18,7 @@ from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import MCPSampler
 from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import GroupOutcome, GroupSettlement, Record, RecordStatus, StopReason, TaskClaim
+from agentrl.types import EngineQuarantine, GroupOutcome, GroupSettlement, Record, RecordStatus, StopReason, TaskClaim
 from factories import make_task
 from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
@@ -140,3 +141,57 @@ async def test_a_failure_its_owner_did_not_live_to_resample_is_resampled_by_the_
     (second,) = await store.claim_tasks(split="train", owner="next", lease_s=60, limit=1)
     await runner(model_dir, store, FailingAt(), resample_error_records=True).run(second)
     assert [(record.score, record.attempt) for record in await records_of(store)] == [(1.0, 2)] * 2
+
+
+class Quarantining:
+    """A script whose first answer finds its engine's canaries wrong since ever; `is_healed`: and right from now on."""
+
+    def __init__(self, store: MemoryStore, *, is_healed: bool) -> None:
+        self.store = store
+        self.is_healed = is_healed
+
+    def __call__(self, context: str, depth: int) -> str:
+        if "<tool_response>" not in context:
+            return CALL
+        until_s = datetime.now(UTC).timestamp() if self.is_healed else None
+        self.store._quarantines.setdefault(
+            "q",
+            EngineQuarantine(
+                id="q", service_id="scripted", policy_version=0, deviation=2.0, since_s=0.0, until_s=until_s
+            ),
+        )
+        return "<answer>5</answer>"
+
+
+async def test_a_record_a_quarantined_engine_sampled_is_sampled_again_from_the_start(model_dir: Path) -> None:
+    store = MemoryStore()
+    script = Quarantining(store, is_healed=True)
+    await runner(model_dir, store, script, max_record_attempts=9).run(await claim(store))
+    records = await records_of(store)
+    assert [(record.status, record.score) for record in records] == [(RecordStatus.FINISHED, 1.0)] * 2
+    again = next(record for record in records if record.attempt > 1)
+    assert f"attempt 1 of {again.id}" in {work.key for work in await store.list_quarantined()}
+    settlement = await settlement_of(store)
+    assert settlement.num_failed == 0
+    assert spoiled_by(settlement.engines, await store.list_engine_quarantines()) is None
+
+
+async def test_records_of_an_engine_that_stays_quarantined_leave_the_baseline_as_failures(model_dir: Path) -> None:
+    store = MemoryStore()
+    await runner(model_dir, store, Quarantining(store, is_healed=False), max_record_attempts=2).run(await claim(store))
+    records = await records_of(store)
+    assert [(record.status, record.stop_reason) for record in records] == [
+        (RecordStatus.FAILED, StopReason.ENGINE_ERROR)
+    ] * 2
+    assert all(record.error is not None and record.error.startswith("quarantined_engine") for record in records)
+    settlement = await settlement_of(store)
+    assert (settlement.num_failed, settlement.rewards, settlement.engines) == (2, {}, ())
+
+
+async def test_a_settlement_says_which_engine_sampled_its_group_and_when(model_dir: Path) -> None:
+    store = MemoryStore()
+    before = datetime.now(UTC).timestamp()
+    await runner(model_dir, store, FailingAt()).run(await claim(store))
+    (use,) = (await settlement_of(store)).engines
+    assert use.service_id == "scripted"
+    assert before - 0.001 <= use.first_s <= use.last_s <= datetime.now(UTC).timestamp()

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from agentrl.train.planner import (
 from agentrl.train.reuse import is_stale
 from agentrl.types import (
     DBRecordData,
+    EngineQuarantine,
+    EngineUse,
     GroupOutcome,
     GroupSettlement,
     SequenceSummary,
@@ -178,6 +181,7 @@ def settle(
     version: int = 0,
     outcome: GroupOutcome = GroupOutcome.TRAINABLE,
     reason: str | None = None,
+    engines: tuple[EngineUse, ...] = (),
 ) -> list[str]:
     """Put a settled group of two Records into the store the way a sampler does; returns its row ids."""
     task = Task(id=f"train:0:{name}", item_id=name, split="train", epoch=0, query="?", answer="!", num_generations=2)
@@ -191,6 +195,7 @@ def settle(
         drop_reason=reason,
         rewards={f"{task.id}/g0": 1.0, f"{task.id}/g1": 0.0},
         advantages={},
+        engines=engines,
     )
 
     async def write(store: MemoryStore) -> None:
@@ -274,6 +279,79 @@ def test_waiting_for_groups_is_bounded_reported_and_explained(tmp_path: Path) ->
         with pytest.raises(UnavailableError, match=r"step 1: 1 of tasks_per_step = 2 groups .* 1 settled"):
             planner.plan(1)
     assert ("wait", 1) in calls
+
+
+class StaleForEver:
+    """An engine that says it is current and is not: each look at the queue finds one more group that is too old."""
+
+    def __init__(self, store: MemoryStore, *, outcome: GroupOutcome, version: int) -> None:
+        self.store = store
+        self.outcome = outcome
+        self.version = version
+        self.num_settled = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+    async def settled_groups(self, *, split: str, limit: int) -> list[SettledGroup]:
+        self.num_settled += 1
+        group = settled(f"g{self.num_settled}", outcome=self.outcome, versions=(self.version, self.version))
+        return [group]
+
+    async def drop_groups(self, drops: Mapping[str, str]) -> None:
+        """As if the store had them."""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "version", "patience"),
+    [(GroupOutcome.TRAINABLE, 1, 1), (GroupOutcome.DROPPED, 4, 10)],
+    ids=["stale", "without signal"],
+)
+def test_groups_that_nobody_can_train_do_not_prolong_the_wait_for_ever(
+    tmp_path: Path, outcome: GroupOutcome, version: int, patience: int
+) -> None:
+    timeout_s = 0.1
+    config = config_for(tmp_path, algo={"tasks_per_step": 1}, train={"data_timeout_s": timeout_s})
+    store = StaleForEver(MemoryStore(), outcome=outcome, version=version)
+    started = time.monotonic()
+    with open_planner(store, config) as (planner, _), pytest.raises(UnavailableError, match="dropped meanwhile"):
+        planner.plan(5)
+    assert patience * timeout_s <= time.monotonic() - started < patience * timeout_s + 2
+
+
+def quarantine(*, since_s: float = 100.0, until_s: float | None = None) -> EngineQuarantine:
+    return EngineQuarantine(
+        id=f"e@{since_s:g}", service_id="e", policy_version=0, deviation=1.0, since_s=since_s, until_s=until_s
+    )
+
+
+def test_groups_a_quarantined_engine_sampled_for_are_dropped_by_name_and_counted(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 1})
+    store = MemoryStore()
+    with open_planner(store, config) as (planner, feed):
+        settle(feed, "spoiled", engines=(EngineUse(service_id="e", first_s=90, last_s=101),))
+        settle(feed, "other", engines=(EngineUse(service_id="f", first_s=90, last_s=101),))
+        feed.call(lambda opened: opened.raise_engine_quarantine(quarantine()))
+
+        plan = planner.plan(1)
+
+        assert plan.entry.task_ids == ("train:0:other",)
+        assert plan.entry.metrics["num_dropped_quarantined_engine"] == 1
+        (raised,) = feed.call(lambda opened: opened.list_engine_quarantines())
+        assert plan.entry.planned_at > raised.raised_at
+        (state,) = feed.call(lambda opened: opened.find_tasks(["train:0:spoiled"]))
+        assert (state.consumed_step, state.drop_reason) == (None, "quarantined_engine")
+
+
+def test_a_plan_made_before_a_quarantine_is_replayed_as_it_is(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 1})
+    store = MemoryStore()
+    with open_planner(store, config) as (planner, feed):
+        settle(feed, "a", engines=(EngineUse(service_id="e", first_s=90, last_s=101),))
+        planned = planner.plan(1)
+        feed.call(lambda opened: opened.raise_engine_quarantine(quarantine()))
+
+        assert planner.plan(1).entry.sequence_ids == planned.entry.sequence_ids
 
 
 def test_supervised_plans_need_rows_and_no_tasks(tmp_path: Path) -> None:
