@@ -207,6 +207,26 @@ async def test_the_client_returns_checked_replies(target: EngineTarget) -> None:
         assert_close(list(reply.logprobs), expected)
 
 
+async def test_the_client_scores_a_prompt_and_times_it_by_the_engines_clock(target: EngineTarget) -> None:
+    prompt = random_prompt(random.Random(13), 30)
+    async with EngineClient(target.base_url) as client:
+        before = await client.score_prompt(prompt, rid="score-0001", timeout_s=20)
+        request = GenerateRequest(
+            rid="timed-0001", input_ids=prompt, params=SamplingParams(max_new_tokens=9), deadline_s=20
+        )
+        reply = await client.generate(request)
+        after = await client.score_prompt(prompt, rid="score-0002", timeout_s=20)
+    assert before.policy_version == 0
+    expected = tiny_lm.expected_logprobs(target.reference(0), prompt[:1], prompt[1:])
+    assert_close(list(before.logprobs), expected)
+    assert_close(list(after.logprobs), expected)  # although the prompt is cached by now
+    times = [score.engine_times for score in (before, reply, after)]
+    assert all(time is not None for time in times)
+    assert [moment for time in times if time for moment in time] == sorted(
+        moment for time in times if time for moment in time
+    )
+
+
 @pytest.mark.parametrize("bad_id", [tiny_lm.VOCAB_SIZE, -1, 10**6])
 async def test_the_client_never_sends_an_id_outside_the_vocabulary(target: EngineTarget, bad_id: int) -> None:
     async with EngineClient(target.base_url) as client:

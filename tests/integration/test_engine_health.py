@@ -16,14 +16,18 @@ import pytest
 
 import tiny_lm
 from agentrl.algo.canary import canary_prompts
+from agentrl.algo.suspects import spoiled_by
 from agentrl.config.sections import InferenceConfig
 from agentrl.errors import EngineError
 from agentrl.inference import EngineClient, RoutedClient
+from agentrl.inference.canary import CanarySettings
 from agentrl.inference.runner import EngineSettings
 from agentrl.inference.serve import build_engine, listen, running_server
 from agentrl.store import MemoryStore
 from agentrl.types import (
     CanaryReference,
+    EngineUse,
+    GenerateReply,
     GenerateRequest,
     InferenceService,
     PolicyVersion,
@@ -117,6 +121,39 @@ async def test_a_service_with_wrong_weights_is_quarantined_and_returns_after_a_r
         (lifted,) = await memory_store.list_engine_quarantines()
     assert lifted.until_s == back.last_good_s
     assert lifted.raised_at == span.raised_at
+
+
+async def test_tokens_between_the_last_right_canary_and_the_next_are_spoiled_and_no_others(
+    engine: EngineTarget, memory_store: MemoryStore, tmp_path: Path
+) -> None:
+    """Weights go bad in the middle of a version, under the right path and label, and are healed by the reload."""
+    folder = tmp_path / "v1"
+    shutil.copytree(engine.model_dirs[0], folder)
+    await memory_store.publish_policy(PolicyVersion(version=1, path=str(folder), canary=reference_of(engine, 0)))
+    settings = CanarySettings(tolerance=1e-4, interval_s=0.7, timeout_s=5.0)
+    async with registered(engine.base_url, memory_store, canary=settings), routed(memory_store) as router:
+        await service_when(memory_store, up_at(1))
+        before = use_of(await router.generate(ask("before")))
+        await service_when(memory_store, lambda service: service.last_good_s > before.last_s)
+        for index in (1, 0):  # the folder is right again when the registrar reloads it
+            shutil.rmtree(folder)
+            shutil.copytree(engine.model_dirs[index], folder)
+            if index == 1:
+                payload = {"model_path": str(folder), "weight_version": "1"}
+                assert (await engine.call("POST", "/update_weights_from_disk", payload)).status == 200
+                wrong = use_of(await router.generate(ask("wrong")))
+        await service_when(memory_store, is_quarantined)
+        await service_when(memory_store, up_at(1))
+        after = use_of(await router.generate(ask("after")))
+        quarantines = await memory_store.list_engine_quarantines()
+    spoiled = [spoiled_by([use], quarantines) is not None for use in (before, wrong, after)]
+    assert spoiled == [False, True, False]
+
+
+def use_of(reply: GenerateReply) -> EngineUse:
+    assert reply.engine_times is not None
+    first_s, last_s = reply.engine_times
+    return EngineUse(service_id=reply.service_id, first_s=first_s, last_s=last_s)
 
 
 async def test_a_quarantine_outlives_its_registrar(

@@ -149,6 +149,29 @@ def test_every_step_is_committed_published_and_told_with_its_numbers(tmp_path: P
     assert all(math.isfinite(value) for value in first.values())
 
 
+def test_every_version_is_published_with_the_log_probs_its_engines_must_answer_to_the_canaries(
+    tmp_path: Path, start: Path
+) -> None:
+    """At temperature 1, whatever tokens are sampled at; compared with Hugging Face's forward of the folder."""
+    store = MemoryStore()
+    settle_groups(store, 12)
+    run_training(rl_config(tmp_path, start), store)
+    policies = asyncio.run(store.list_policies())
+    for policy in policies[-2:]:
+        model = AutoModelForCausalLM.from_pretrained(policy.path, dtype=torch.float32).eval()
+        assert policy.canary is not None
+        with torch.no_grad():
+            ids_BT = torch.tensor(policy.canary.prompts)
+            logprobs_BTV = model(input_ids=ids_BT).logits[:, :-1].log_softmax(-1)
+            expected = logprobs_BTV.gather(2, ids_BT[:, 1:, None]).flatten()
+        assert policy.canary.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    first, last = policies[0].canary, policies[-1].canary
+    assert first is not None
+    assert last is not None
+    assert first.prompts == last.prompts
+    assert first.logprobs != last.logprobs
+
+
 def test_mismatch_and_log_probs_are_those_of_the_sampling_temperature(tmp_path: Path, start: Path) -> None:
     """Rows that carry the model's own log-probs at temperature 0.8 have mismatch 0 and ratio 1 in the first step."""
     model = AutoModelForCausalLM.from_pretrained(start).eval()

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl.inspector.curves import sparkline
 from agentrl.inspector.plain import plain
-from agentrl.types import InferenceService, StepStatus, TaskStatus, TrainStep, Worker
+from agentrl.types import InferenceService, ServiceStatus, StepStatus, TaskStatus, TrainStep, Worker
 
 RECENT_STEPS = 40
 RATE_STEPS = 5  # steps whose duration speaks for the present
@@ -118,7 +118,7 @@ def render_status(progress: RunProgress, *, now: datetime) -> RenderableType:
         where = f"{worker.host}, pid {worker.pid}"
         seen = _ago(worker.heartbeat_at, now=now)
         table.add_row(worker.kind, plain(where), plain(worker.phase), str(worker.num_running), "", seen)
-    return Group(render_progress(progress), Text(), table)
+    return Group(render_progress(progress), *_quarantine_line(progress), Text(), table)
 
 
 _STEP_NUMBERS = (("reward", "reward"), ("loss", "loss"), ("entropy", "entropy"), ("staleness_mean", "staleness"))
@@ -154,6 +154,16 @@ def _task_line(progress: RunProgress) -> Text:
     phases = [worker.phase for worker in progress.workers if worker.kind == "trainer" and worker.phase]
     trainer = f" · trainer: {phases[-1]}" if phases else ""
     return Text("tasks       " + " · ".join(counts) + trainer)
+
+
+def _quarantine_line(progress: RunProgress) -> list[Text]:
+    """What deviating engines cost so far; nothing where there never was one."""
+    num_now = sum(service.status is ServiceStatus.QUARANTINED for service in progress.services)
+    num_lost = sum(step.metrics.get("num_dropped_quarantined_engine", 0.0) for step in progress.steps)
+    if not num_now and not num_lost:
+        return []
+    engines = "1 engine" if num_now == 1 else f"{num_now} engines"
+    return [Text(f"quarantine  {engines} quarantined · {num_lost:.0f} groups not trained", style="bold red")]
 
 
 def _rate(progress: RunProgress) -> str:

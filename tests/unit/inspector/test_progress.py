@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
@@ -91,3 +92,15 @@ def test_a_step_is_one_plain_line():
 def test_a_run_can_be_seen_as_it_was():
     progress = make_progress(make_step(1, at_s=0), make_step(2, at_s=2))
     assert progress.up_to(1).step == 1
+
+
+def test_a_quarantined_engine_and_what_it_cost_are_shown():
+    step = replace(make_step(1, at_s=0), metrics={"reward": 0.5, "num_dropped_quarantined_engine": 3.0})
+    progress = make_progress(step)
+    assert "0 engines quarantined · 3 groups not trained" in text_of(render_status(progress, now=NOW))
+    assert "quarantined" not in text_of(render_status(make_progress(make_step(1, at_s=0)), now=NOW))
+    service = replace(progress.services[0], status=ServiceStatus.QUARANTINED)
+    shown = text_of(render_status(replace(progress, services=(service,)), now=NOW))
+    assert "QUARANTINED, policy v3" in shown
+    assert "1 engine quarantined" in shown
+    assert "3 groups not trained" in shown
