@@ -18,8 +18,8 @@ from statistics import fmean, median
 
 from agentrl.types import CanaryReference
 
-NUM_PROMPTS = 3
-PROMPT_TOKENS = 24
+NUM_PROMPTS = 4
+PROMPT_TOKENS = 14  # with the token generated after it, it fits the shortest context_length there is
 _SMALLEST_MAJORITY = 3  # services, of which one can be outvoted
 
 

@@ -116,7 +116,8 @@ class ServiceCanary:
         try:
             while not (await asyncio.wait({scoring}, timeout=timeout_s))[0]:
                 load = await self._client.load()
-                if (load.num_running, load.num_used_tokens) == standing:
+                # Answered meanwhile: not the engine stood still, but this process, or both.
+                if (load.num_running, load.num_used_tokens) == standing and not scoring.done():
                     message = f"{self._client.base_url}: no answer to a canary and no progress within {timeout_s:g} s"
                     raise EngineError(message, kind=EngineErrorKind.TIMEOUT)
                 standing = (load.num_running, load.num_used_tokens)
