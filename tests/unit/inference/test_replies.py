@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import EngineError, EngineErrorKind
-from agentrl.inference.replies import check_input_ids, error_message, parse_reply, parse_spans, status_error
+from agentrl.inference.replies import (
+    PromptScore,
+    check_input_ids,
+    error_message,
+    parse_prompt_score,
+    parse_reply,
+    parse_spans,
+    status_error,
+)
 from agentrl.types import GenerateRequest, SamplingParams, VersionSpan
 
 REQUEST = GenerateRequest(rid="r", input_ids=[1, 2, 3], params=SamplingParams(max_new_tokens=4), deadline_s=1)
@@ -162,3 +170,48 @@ def test_joined_spans_survive_parsing(parts: list[tuple[int, int]]) -> None:
 def test_arbitrary_json_never_raises_anything_but_engine_errors(answer: Any) -> None:
     with pytest.raises(EngineError):
         parse_reply(answer, request=REQUEST, service_id="s")
+
+
+def scored(*entries: tuple[float | None, int], **meta: Any) -> dict[str, Any]:
+    return {
+        "output_ids": [1],
+        "meta_info": {
+            "finish_reason": {"type": "length", "length": 1},
+            "input_token_logprobs": [[logprob, token_id, None] for logprob, token_id in entries],
+            "weight_version": "4",
+            **meta,
+        },
+    }
+
+
+def test_a_scored_prompt_has_a_log_prob_for_every_token_but_the_first_and_the_engines_times() -> None:
+    answer = scored((None, 5), (-1.5, 6), (-0.5, 7), response_sent_to_client_ts=100.5, e2e_latency=0.25)
+    score = parse_prompt_score(answer, input_ids=[5, 6, 7])
+    assert score == PromptScore(logprobs=(-1.5, -0.5), policy_version=4, engine_times=(100.25, 100.5))
+
+
+def test_a_nan_in_a_scored_prompt_is_left_to_the_judge() -> None:
+    assert math.isnan(parse_prompt_score(scored((None, 5), (None, 6)), input_ids=[5, 6]).logprobs[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (scored((None, 5), (-1.0, 9)), EngineErrorKind.INVALID_SAMPLE),
+        (scored((None, 5)), EngineErrorKind.INVALID_SAMPLE),
+        ({"output_ids": []}, EngineErrorKind.INVALID_SAMPLE),
+        (scored((None, 5), (-1.0, 6), finish_reason={"type": "abort", "message": "Aborted"}), EngineErrorKind.ABORTED),
+        (scored((None, 5), (-1.0, 6), weight_version="default"), EngineErrorKind.OVERLOADED),
+    ],
+    ids=["other ids", "too few", "no meta", "aborted", "no version"],
+)
+def test_a_prompt_that_was_not_scored_is_an_error_of_its_kind(answer: Any, kind: EngineErrorKind) -> None:
+    with pytest.raises(EngineError) as caught:
+        parse_prompt_score(answer, input_ids=[5, 6])
+    assert caught.value.kind is kind
+
+
+def test_engines_that_tell_no_time_give_none() -> None:
+    assert parse_reply(body(), request=REQUEST, service_id="s").engine_times is None
+    timed = body(response_sent_to_client_ts=9.0, e2e_latency=2.0)
+    assert parse_reply(timed, request=REQUEST, service_id="s").engine_times == (7.0, 9.0)

@@ -273,16 +273,38 @@ async def test_services_that_are_down_or_silent_are_not_used(fleet: MemoryStore,
     await client.close()
 
 
-async def test_a_generation_moves_on_when_its_service_goes_down(
-    router: RoutedClient, fleet: MemoryStore, services: list[FakeService]
+@pytest.mark.parametrize("status", [ServiceStatus.DOWN, ServiceStatus.QUARANTINED])
+async def test_a_generation_moves_on_when_its_service_goes_down_or_into_quarantine(
+    router: RoutedClient, fleet: MemoryStore, services: list[FakeService], status: ServiceStatus
 ) -> None:
     await announce(fleet, "s1", services[1], status=ServiceStatus.DOWN)
     services[0].hold.clear()
     pending = asyncio.create_task(router.generate(ask("mover")))
     await services[0].arrived.wait()
     await announce(fleet, "s1", services[1])
-    await announce(fleet, "s0", services[0], status=ServiceStatus.DOWN)
+    await announce(fleet, "s0", services[0], status=status)
     assert (await pending).service_id == "s1"
+
+
+async def test_a_quarantined_service_is_never_asked(
+    router: RoutedClient, fleet: MemoryStore, services: list[FakeService]
+) -> None:
+    await announce(fleet, "s0", services[0], status=ServiceStatus.QUARANTINED)
+    for turn in range(6):
+        await router.generate(ask(f"r{turn}", session=f"record-{turn}"))
+    assert [len(service.bodies) for service in services] == [0, 6]
+
+
+async def test_a_service_that_comes_back_at_another_address_is_asked_there(
+    router: RoutedClient, fleet: MemoryStore, services: list[FakeService]
+) -> None:
+    await announce(fleet, "s1", services[1], status=ServiceStatus.DOWN)
+    await router.generate(ask("before", session="record"))
+    await announce(fleet, "s0", services[1])
+    async with asyncio.timeout(5):
+        while not services[1].bodies:
+            await router.generate(ask("after", session="record"))
+            await asyncio.sleep(0.01)
 
 
 async def test_a_timeout_and_a_cancellation_abort_on_the_server(

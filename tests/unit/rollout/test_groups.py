@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.algo.suspects import spoiled_by
+from agentrl.algo.suspects import engine_use, spoiled_by
 from agentrl.chat import ChatFormat
 from agentrl.config import InferenceConfig, RolloutConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind
@@ -18,7 +18,18 @@ from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import MCPSampler
 from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import EngineQuarantine, GroupOutcome, GroupSettlement, Record, RecordStatus, StopReason, TaskClaim
+from agentrl.types import (
+    EngineQuarantine,
+    EngineUse,
+    GenerateReply,
+    GenerateRequest,
+    GroupOutcome,
+    GroupSettlement,
+    Record,
+    RecordStatus,
+    StopReason,
+    TaskClaim,
+)
 from factories import make_task
 from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
@@ -195,3 +206,24 @@ async def test_a_settlement_says_which_engine_sampled_its_group_and_when(model_d
     (use,) = (await settlement_of(store)).engines
     assert use.service_id == "scripted"
     assert before - 0.001 <= use.first_s <= use.last_s <= datetime.now(UTC).timestamp()
+
+
+async def test_turns_carry_the_times_of_the_engines_own_clock(model_dir: Path) -> None:
+    store = MemoryStore()
+    running = runner(model_dir, store, FailingAt())
+    engine = running.agent.client
+
+    class Timed:
+        async def generate(self, request: GenerateRequest) -> GenerateReply:
+            reply = await engine.generate(request)
+            return replace(reply, engine_times=(1000.0 + len(request.input_ids), 3000.25))
+
+        async def close(self) -> None:
+            """Nothing to release."""
+
+    running.agent = replace(running.agent, client=Timed())
+    await running.run(await claim(store))
+    turns = [turn for record in await records_of(store) for turn in await store.load_turns(record)]
+    first_s = min(engine_use(turn.model).first_s for turn in turns)
+    assert 1000 < first_s < 3000
+    assert (await settlement_of(store)).engines == (EngineUse(service_id="scripted", first_s=first_s, last_s=3000.25),)
