@@ -31,6 +31,7 @@ from pymongo import monitoring
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.inference import EngineClient, RoutedClient
+from agentrl.inference.canary import CanarySettings
 from agentrl.inference.registrar import run_registrar
 from agentrl.protocols import TrainStore
 from agentrl.rollout.worker import run_sampler
@@ -160,6 +161,7 @@ async def serve(spec: Spec) -> None:
             engine="scripted",
             poll_s=POLL_S,
             heartbeat_s=spec.config.store.heartbeat_s,
+            canary=CanarySettings(interval_s=1.0, timeout_s=5.0),
             stop=stop,
         )
     await store.close()

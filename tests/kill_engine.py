@@ -50,6 +50,8 @@ class ScriptedServer:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         input_ids = body["input_ids"]
+        if body["logprob_start_len"] == 0:
+            return await self._score(input_ids)
         text = self._text(self._tokenizer.decode(input_ids, skip_special_tokens=False)) + "<|im_end|>"
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         half = len(ids) // 2
@@ -70,6 +72,17 @@ class ScriptedServer:
             "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)],
         }
         return web.json_response({"output_ids": ids, "meta_info": meta})
+
+    async def _score(self, input_ids: list[int]) -> web.Response:
+        """A canary: not a generation anybody waits for, so no point to be killed at."""
+        await self._running.wait()
+        entries = [[None if index == 0 else -1.0, token, None] for index, token in enumerate(input_ids)]
+        meta = {
+            "finish_reason": {"type": "length"},
+            "weight_version": self._version,
+            "input_token_logprobs": entries,
+        }
+        return web.json_response({"output_ids": [0], "meta_info": meta})
 
     async def _decode(self) -> str:
         """Half of a generation; the version of its tokens."""
