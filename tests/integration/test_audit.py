@@ -383,7 +383,7 @@ async def a_step_on_tokens_of_a_quarantined_engine(scene: Scene) -> None:
     step = await scene.store.get_step(1)
     assert step is not None
     assert step.planned_at is not None
-    await scene.forger.put_quarantine(quarantine(raised_at=step.planned_at - timedelta(seconds=1)))
+    await scene.forger.put_quarantine(quarantine(raised_at=step.planned_at - timedelta(seconds=2)))
 
 
 async def a_settlement_that_hides_its_engine(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from agentrl.algo.suspects import engine_use, spoiled_by
 from agentrl.inspector.audit_facts import GroupFacts, LedgerFacts, StepTotals
 from agentrl.inspector.audit_report import Check, Finding
 from agentrl.types import DBRecordData, EngineQuarantine, SequenceSummary, TrainStep
+
+# Plans carry the server's time as the trainer knows it: half a round trip and the drift of 30 s may be missing.
+_CLOCK_ERROR = timedelta(seconds=1)
 
 
 def check_staleness(row: DBRecordData, *, step: TrainStep, max_staleness: int) -> Iterator[Finding]:
@@ -153,8 +157,8 @@ def check_engines(
     """No turn of a trained row was sampled in a span whose quarantine was known when its step was planned."""
     if step.planned_at is None:
         return
-    planned_at = step.planned_at
-    known = [item for item in quarantines if item.raised_at is not None and item.raised_at < planned_at]
+    surely_seen = step.planned_at - _CLOCK_ERROR
+    known = [item for item in quarantines if item.raised_at is not None and item.raised_at < surely_seen]
     calls = [facts.calls[turn_id][0] for turn_id in row.turn_ids if facts.calls.get(turn_id)]
     for call in calls:
         quarantine = spoiled_by([engine_use(call)], known)

@@ -246,7 +246,8 @@ class StepPlanner:
     def _spoiled(self, groups: Sequence[SettledGroup]) -> dict[str, str]:
         """Groups with tokens of a quarantined engine: their baselines are spoiled, so none of their rows is trained.
 
-        The time is asked before the quarantines, and becomes the plan's: whatever was raised earlier was seen.
+        The time is asked before the quarantines, and becomes the plan's: whatever was raised
+        earlier, by more than the error of the clock, was seen.
         """
         self._checked_at = self._feed.call(lambda store: store.server_time())
         quarantines = self._feed.call(lambda store: store.list_engine_quarantines())
