@@ -19,8 +19,9 @@ from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_
 from agentrl.cli.invocation import Invocation
 from agentrl.cli.pulse import beat_from_thread
 from agentrl.config import RunConfig
+from agentrl.config.sections import LossConfig
 from agentrl.errors import StoreError, UnavailableError
-from agentrl.protocols import MetricSink, TrainStore
+from agentrl.protocols import MetricSink, ReadStore, TrainStore
 from agentrl.store import MongoStore
 from agentrl.telemetry import JsonlSink, setup_logging
 from agentrl.types import Worker
@@ -46,6 +47,8 @@ def run(invocation: Invocation) -> int:
     setup_logging("train", log_dir=config.run.log_dir, run_name=config.run.run_name, is_verbose=sys.stderr.isatty())
     heartbeat = Heartbeat(config)
     if os.environ.get("RANK", "0") == "0":
+        if config.loss.loss_module is not None:
+            asyncio.run(_record_loss_module(config))
         heartbeat.start()
 
     async def open_train_store() -> TrainStore:
@@ -56,6 +59,31 @@ def run(invocation: Invocation) -> int:
 
     train(config, open_store=open_train_store, sinks=open_sinks, report=heartbeat.report)
     return 0
+
+
+async def _record_loss_module(config: RunConfig) -> None:
+    store = await prepared_store(config)
+    try:
+        await record_loss_module(store, loss=config.loss)
+    finally:
+        await store.close()
+
+
+async def record_loss_module(store: ReadStore, *, loss: LossConfig) -> None:
+    """Write into the Run document which file the loss comes from; say if the run was made with another content.
+
+    Raises ConfigError, and records nothing, if the file defines no such loss.
+    """
+    from agentrl.algo.losses import file_sha256, policy_term
+
+    if loss.loss_module is None:
+        return
+    policy_term(loss)
+    used = {"path": str(loss.loss_module.resolve()), "sha256": file_sha256(loss.loss_module)}
+    known = (await store.get_run() or {}).get("loss_module")
+    if known is not None and known["sha256"] != used["sha256"]:
+        logger.warning("loss_module = %s: its content changed since the run's last start", loss.loss_module)
+    await store.put_run({"loss_module": used})
 
 
 class Heartbeat(threading.Thread):

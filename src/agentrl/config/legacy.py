@@ -13,9 +13,8 @@ from agentrl.config.sections import LossConfig
 from agentrl.errors import ConfigError
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"]
-LossName = Literal["GRPO", "GSPO", "MINIRL", "CISPO", "CE_GPPO", "REINFORCE", "CROSS_ENTROPY"]
 
-_NAMES: dict[str, LossName] = {
+_NAMES: dict[str, str] = {
     "grpo": "GRPO",
     "gspo": "GSPO",
     "minirl": "MINIRL",
@@ -76,7 +75,7 @@ def loss_from_legacy_flags(flags: LegacyLossFlags) -> LossConfig:
     )
 
 
-def _loss_name(flags: LegacyLossFlags) -> LossName:
+def _loss_name(flags: LegacyLossFlags) -> str:
     loss = _NAMES.get(flags.loss_calculater.lower())
     if loss is None:
         raise ConfigError(f"loss_calculater = {flags.loss_calculater!r}: use one of {', '.join(sorted(_NAMES))}")

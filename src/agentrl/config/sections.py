@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from agentrl.config.loss_names import BUILT_IN_LOSSES, unknown_loss
+
 SAMPLING_BOUNDS = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31 - 1), "min_p": (0, 1)}
 
 
@@ -214,8 +216,9 @@ class RolloutConfig(Section):
 class LossConfig(Section):
     """A policy loss (specs: docs/algorithms.md). Clip range [1 - epsilon, 1 + epsilon + epsilon_higher]."""
 
-    loss: Literal["GRPO", "GSPO", "MINIRL", "CISPO", "CE_GPPO", "REINFORCE", "CROSS_ENTROPY"] = Field(
-        "GRPO", description="Loss function."
+    loss: str = Field("GRPO", description=f"Loss function: {', '.join(BUILT_IN_LOSSES)}, or one of `loss_module`.")
+    loss_module: Path | None = Field(
+        None, description="Python file with losses of your own in a dict `LOSSES` (docs/algorithms.md)."
     )
     epsilon: float = Field(0.2, ge=0, description="Lower clip distance, and the base of the upper one.")
     epsilon_higher: float = Field(0.1, ge=0, description="Added to epsilon on the upper side (clip-higher).")
@@ -248,7 +251,16 @@ class LossConfig(Section):
     )
     kl_coef: float = Field(0.0, ge=0, description="Weight of the KL penalty against the reference model.")
     kl_estimator: Literal["k1", "k2", "k3", "k3_plus"] = Field("k3", description="KL estimator.")
+    kl_in_reward: bool = Field(
+        False, description="The KL penalty lowers the advantages, by its sum to the sequence's end, not the loss."
+    )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+
+    @model_validator(mode="after")
+    def _check_loss_is_known(self) -> LossConfig:
+        if self.loss_module is None and self.loss not in BUILT_IN_LOSSES:
+            raise ValueError(unknown_loss(self.loss, known=BUILT_IN_LOSSES, way_out="set loss_module"))
+        return self
 
     @model_validator(mode="after")
     def _check_constant_length(self) -> LossConfig:
@@ -269,7 +281,7 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _check_options_have_an_effect(self) -> LossConfig:
-        if self.dual_clip is not None and self.loss not in {"GRPO", "GSPO", "CE_GPPO"}:
+        if self.dual_clip is not None and self.loss in {"MINIRL", "CISPO", "REINFORCE", "CROSS_ENTROPY"}:
             raise ValueError(f"dual_clip = {self.dual_clip}: loss = {self.loss!r} has no clipped surrogate; unset it")
         if self.out_of_date_decay is not None and self.importance_weight_cap_ratio is None and not self.strict_in_bound:
             raise ValueError(
@@ -282,6 +294,11 @@ class LossConfig(Section):
             raise ValueError(
                 f"rollout_correction = {self.rollout_correction!r}: MINIRL's weight policy/behaviour contains the "
                 "mismatch already; use is_cap, or geometric or veto to reject sequences"
+            )
+        if self.kl_in_reward and (self.kl_coef == 0 or self.loss == "CROSS_ENTROPY"):
+            raise ValueError(
+                f"kl_in_reward: loss = {self.loss!r} with kl_coef = {self.kl_coef:g} has no KL penalty on advantages; "
+                "set kl_coef, or unset it"
             )
         if self.rollout_correction_normalize and self.rollout_correction not in {"tis", "mis", "icepop"}:
             raise ValueError(

@@ -32,6 +32,7 @@ from dataclasses import replace
 
 from accelerate.utils import broadcast_object_list
 
+from agentrl.algo.losses import policy_term
 from agentrl.config.sections import RunConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.protocols import MetricSink, TrainStore
@@ -62,6 +63,7 @@ def train(
     `open_store` runs on a thread of its own in every process; `sinks` and `report` are only called on rank 0.
     Raises UserError for what the user can fix, TrainingError before a wrong update, StoreError if the database is lost.
     """
+    policy_term(config.loss)  # an unknown loss is refused before anything is opened
     with open_session(config, open_store=open_store, sinks=sinks, report=report) as session:
         finish_interrupted_step(session)
         for step in range(session.first_step, config.train.max_steps + 1):

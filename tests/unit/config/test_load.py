@@ -149,7 +149,7 @@ def test_empty_variables_count_as_not_set():
         (["--learning_rate", "fast"], r'--learning_rate = "fast": .*number > 0.*--learning_rate 1e-06'),
         (["--learning_rate", "-1"], r'--learning_rate = "-1": .*greater than 0'),
         (["--max_steps", "2.5"], r'--max_steps = "2.5": .*integer >= 1'),
-        (["--loss", "PPO"], r'--loss = "PPO": .*GRPO'),
+        (["--loss", "PPO"], r"loss = PPO: there is no such loss; did you mean \w+\? Known are GRPO, .*loss_module"),
         (["--learnin_rate", "1"], r"--learnin_rate: no such setting; did you mean --learning_rate\?"),
         (["--qqqqq", "1"], r"--qqqqq: no such setting; all names are in docs/configuration.md"),
         (["--max_steps"], r"--max_steps: needs a value"),

@@ -10,8 +10,9 @@ Loss and gradient do not depend on how a step is split into micro-batches and ra
 
 from agentrl.algo.losses.build import Loss, build_loss
 from agentrl.algo.losses.correction import RolloutWeights, rollout_weights
-from agentrl.algo.losses.interface import LossInputs, LossOutputs
+from agentrl.algo.losses.interface import LossInputs, LossOutputs, Tokens, TokenTerms
 from agentrl.algo.losses.metrics import combine_metrics
+from agentrl.algo.losses.registry import file_sha256, policy_term
 from agentrl.algo.losses.weights import token_weights
 from agentrl.config.sections import LossConfig
 
@@ -21,8 +22,12 @@ __all__ = [
     "LossInputs",
     "LossOutputs",
     "RolloutWeights",
+    "TokenTerms",
+    "Tokens",
     "build_loss",
     "combine_metrics",
+    "file_sha256",
+    "policy_term",
     "rollout_weights",
     "token_weights",
 ]

@@ -1,7 +1,7 @@
 """One loss from its parts.
 
-    LossInputs -> clean_tokens -> policy term (registry) -> drop mask -> rollout correction -> sum of weight x loss
-                                                          + kl_coef x KL to the reference - entropy_coef x entropy
+    LossInputs -> clean_tokens -> KL in reward -> policy term (registry) -> drop mask -> rollout correction
+               -> sum of weight x loss + kl_coef x KL to the reference - entropy_coef x entropy
 
 Each part is a file of this package; none knows the others.
 """
@@ -27,8 +27,8 @@ from agentrl.algo.losses.interface import (
     select,
 )
 from agentrl.algo.losses.metrics import read_metrics
-from agentrl.algo.losses.registry import POLICY_TERMS
-from agentrl.algo.losses.regularizers import kl_penalty
+from agentrl.algo.losses.registry import policy_term
+from agentrl.algo.losses.regularizers import kl_penalty, with_kl_in_reward
 from agentrl.config.sections import LossConfig
 
 Loss = Callable[[LossInputs], LossOutputs]
@@ -40,12 +40,12 @@ def build_loss(config: LossConfig) -> Loss:
     The result always has a graph to `policy_logprobs`, also when every token is masked, so backward always runs.
     The function raises ConfigError if a tensor the configuration needs is missing, ValueError for misaligned shapes.
     """
-    policy_term = POLICY_TERMS[config.loss]
+    find_terms = policy_term(config)
 
     def loss(inputs: LossInputs) -> LossOutputs:
         check_inputs(inputs, config)
-        tokens = clean_tokens(inputs, config)
-        terms = policy_term(tokens, config)
+        tokens = with_kl_in_reward(clean_tokens(inputs, config), inputs, config)
+        terms = find_terms(tokens, config)
         selection = _select_tokens(inputs, config, tokens=tokens, terms=terms)
         weights_N = select(inputs.weights, tokens.mask_N, dtype=tokens.policy_N.dtype)
         token_losses_N = torch.where(tokens.mask_N, terms.losses_N, 0.0)
@@ -132,7 +132,7 @@ def _regularizers(
         reference_N = select(inputs.reference_logprobs, tokens.mask_N, dtype=dtype)
         kl = (weights_N * kl_penalty(tokens.policy_N, reference_N, estimator=config.kl_estimator)).sum()
         sums["kl_mean"] = kl
-        if config.kl_coef > 0:
+        if config.kl_coef > 0 and not config.kl_in_reward:
             added["kl_loss"] = config.kl_coef * kl
     if inputs.entropy is not None:
         entropy = (weights_N * select(inputs.entropy, tokens.mask_N, dtype=dtype)).sum()

@@ -20,6 +20,10 @@ def check_inputs(config: RunConfig) -> None:
     _check_model(config)
     if config.train.accelerate_config is not None and not config.train.accelerate_config.is_file():
         raise ConfigError(f"accelerate_config = {config.train.accelerate_config}: there is no such file")
+    if config.loss.loss_module is not None:
+        from agentrl.algo.losses import policy_term  # loads torch: only where a file of the user's needs it
+
+        policy_term(config.loss)
     if config.is_supervised:
         return
     load_server_configs(config.tools)

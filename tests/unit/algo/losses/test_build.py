@@ -70,6 +70,7 @@ def test_every_recommended_loss_case_of_the_file_is_covered() -> None:
 EVERY_LOSS: dict[str, dict[str, Any]] = {
     "GRPO": {},
     "GRPO dual clip, KL, entropy": {"dual_clip": 2.0, "kl_coef": 0.1, "entropy_coef": 0.01},
+    "GRPO KL in reward": {"kl_coef": 0.1, "kl_estimator": "k1", "kl_in_reward": True},
     "GRPO drop mask": {"importance_weight_cap_ratio": 1.5, "out_of_date_decay": 0.3},
     "GRPO icepop": {"rollout_correction": "icepop"},
     "GRPO sequence tis": {"rollout_correction": "tis", "rollout_correction_level": "sequence"},

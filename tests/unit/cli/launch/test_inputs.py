@@ -60,6 +60,7 @@ def test_what_is_missing_is_named_before_anything_is_started(folder, lost, messa
         (["--eval_file", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--mcp_config", "nowhere.json"], "nowhere.json"),
         (["--accelerate_config", "nowhere.yml"], "accelerate_config = nowhere.yml: there is no such file"),
+        (["--loss_module", "nowhere.py"], "loss_module = nowhere.py: cannot be read"),
         (["--scorer_module", "nowhere.py"], "scorer_module = 'nowhere.py' cannot be imported"),
     ],
 )
