@@ -224,6 +224,7 @@ class Record:
     answer: str | None = None
     score: float | None = None
     scorer: str | None = None
+    turn_scores: tuple[float | None, ...] = ()  # scores of single turns, each ends an episode; empty: `score` alone
     error: str | None = None
     worker: str = ""
     num_prompt_tokens: int = 0  # tokens of the longest context, not sampled
@@ -255,7 +256,7 @@ class GroupSettlement:
     outcome: GroupOutcome
     drop_reason: str | None = None
     rewards: Mapping[str, float]  # record id -> reward; infrastructure failures are absent
-    advantages: Mapping[str, float]  # record id -> advantage
+    advantages: Mapping[str, float]  # record id -> advantage, the mean over its sampled tokens
     num_failed: int = 0  # the shortfall: Records without a score
     scores: Mapping[str, float] = field(default_factory=dict)  # record id -> the scorer's number, before shaping
     untrained: Mapping[str, str] = field(default_factory=dict)  # record id -> why a scored Record gives no rows

@@ -63,6 +63,7 @@ def finished(record: Record, *, score: float = 1.0) -> Record:
         answer="2",
         score=score,
         scorer="em",
+        turn_scores=(None, 0.5),
         worker="worker-0",
     )
 

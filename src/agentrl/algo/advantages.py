@@ -21,7 +21,7 @@ GroupMethod = Literal["group_norm", "group_mean", "rloo", "leave_one_out_sign_cl
 Singleton = Literal["zero", "reward"]
 
 CORRECT_SCORE = 0.5  # a score above it counts as a correct answer
-_WHITENING_EPS = 1e-8
+WHITENING_EPS = 1e-8
 
 
 def group_advantages(
@@ -112,7 +112,7 @@ def reinforce_pp_advantages(
     masks_RT = [np.asarray(mask, dtype=np.bool_) for mask in masks]
     rewards_RT = [np.asarray(row, dtype=np.float64) for row in token_rewards]
     if group_ids is None:
-        returns_RT = [_discounted_returns(row_T, gamma=gamma) for row_T in rewards_RT]
+        returns_RT = [discounted_returns(row_T, gamma=gamma) for row_T in rewards_RT]
     else:
         totals = [float(row_T.sum()) for row_T in rewards_RT]
         centred = _centre_by_group(totals, group_ids)
@@ -155,7 +155,8 @@ _BASELINES = {
 }
 
 
-def _discounted_returns(rewards_T: Float64Array, *, gamma: float) -> Float64Array:
+def discounted_returns(rewards_T: Float64Array, *, gamma: float) -> Float64Array:
+    """Sum of the rewards from each position on, each discounted by gamma per position in between."""
     returns_T = np.zeros_like(rewards_T)
     running = 0.0
     for position in reversed(range(rewards_T.size)):
@@ -176,7 +177,7 @@ def _whiten(values_RT: Sequence[Float64Array], masks_RT: Sequence[npt.NDArray[np
     pooled = np.concatenate(trainable) if trainable else np.zeros(0)
     mean = float(pooled.mean()) if pooled.size else 0.0
     variance = float(pooled.var(ddof=1)) if pooled.size > 1 else 0.0
-    scale = 1.0 / np.sqrt(variance + _WHITENING_EPS)
+    scale = 1.0 / np.sqrt(variance + WHITENING_EPS)
     return [
         np.where(mask_T, (values_T - mean) * scale, 0.0) for values_T, mask_T in zip(values_RT, masks_RT, strict=True)
     ]

@@ -17,26 +17,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl.types import DBRecordData, Record, Turn, TurnTokens
 
 NOT_SAMPLED = -1
 
 
-def merge_record(record: Record, turns: Sequence[Turn], *, reward: float, advantage: float) -> list[DBRecordData]:
+def merge_record(
+    record: Record, turns: Sequence[Turn], *, reward: float, advantages: Sequence[npt.ArrayLike]
+) -> list[DBRecordData]:
     """Training rows "<record>/s<k>" of one Record, in the order of their leaf turns; none if nothing was sampled.
 
-    `turns` are all of the Record's, in order; `advantage` applies to every sampled token. Raises ValueError naming the
-    turn whose parent, log-probs or version spans do not fit its tokens.
+    `turns` are all of the Record's, in order; `advantages` has one number per turn, or one per sampled token of it.
+    Raises ValueError naming the turn whose parent, log-probs, version spans or advantages do not fit its tokens.
     """
-    for position, turn in enumerate(turns):
-        _check_turn(turn, position=position)
+    credits = [
+        _check_turn(turn, position=position, advantages=values)
+        for position, (turn, values) in enumerate(zip(turns, advantages, strict=True))
+    ]
     rows: list[DBRecordData] = []
     trained: set[int] = set()
     for branch in _branches([turn.tokens for turn in turns]):
         columns = _Columns()
         for position in branch:
-            columns.append(turns[position].tokens, advantage=advantage, is_trained=position not in trained)
+            is_trained = position not in trained
+            columns.append(turns[position].tokens, advantages=credits[position], is_trained=is_trained)
         trained.update(branch)
         if any(columns.loss_mask):
             turn_ids = tuple(turns[position].model.id for position in branch)
@@ -58,7 +64,8 @@ def _branches(turns: Sequence[TurnTokens]) -> list[list[int]]:
     return chains
 
 
-def _check_turn(turn: Turn, *, position: int) -> None:
+def _check_turn(turn: Turn, *, position: int, advantages: npt.ArrayLike) -> list[float]:
+    """Refuse a turn that does not fit together; returns the advantage of each of its sampled tokens."""
     tokens = turn.tokens
     name = turn.model.id
     if turn.index != position:
@@ -74,6 +81,10 @@ def _check_turn(turn: Turn, *, position: int) -> None:
         covered = span.end
     if covered != len(tokens.completion_ids):
         raise ValueError(f"turn {name}: version spans cover {covered} of {len(tokens.completion_ids)} sampled tokens")
+    credit = np.asarray(advantages, dtype=np.float64)
+    if credit.ndim and credit.size != covered:
+        raise ValueError(f"turn {name} has {credit.size} advantages for {covered} sampled tokens")
+    return [float(value) for value in np.broadcast_to(credit, covered)]
 
 
 @dataclass(slots=True)
@@ -86,7 +97,7 @@ class _Columns:
     advantages: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def append(self, tokens: TurnTokens, *, advantage: float, is_trained: bool) -> None:
+    def append(self, tokens: TurnTokens, *, advantages: Sequence[float], is_trained: bool) -> None:
         self._append_context(tokens.prompt_ids)
         if not is_trained:
             self._append_context(tokens.completion_ids)
@@ -95,7 +106,7 @@ class _Columns:
         self.token_ids.extend(tokens.completion_ids)
         self.loss_mask.extend([True] * length)
         self.logprobs.extend(tokens.logprobs)
-        self.advantages.extend([advantage] * length)
+        self.advantages.extend(advantages)
         for span in tokens.version_spans:
             self.versions.extend([span.version] * (span.end - span.start))
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from agentrl.algo.advantages import group_advantages
+from agentrl.algo.credit import Credit, group_credit
 from agentrl.algo.group_policies import (
     efficient_rewards,
     short_successes,
@@ -63,7 +63,8 @@ def settle_group(
     `reserve_context_error_count`, not picked by `balance_sample`, nothing sampled. A group without rows is dropped for
     the last of these reasons that any of its Records has.
 
-    Advantages are stored unscaled: the loss applies `adv_scaling`.
+    An advantage belongs to a token (`credit.py`); the settlement keeps each Record's mean. Advantages are stored
+    unscaled: the loss applies `adv_scaling`.
     """
     scored = [record for record in records if is_scored(record)]
     scores = {record.id: float(record.score or 0.0) for record in scored}
@@ -83,18 +84,20 @@ def settle_group(
         return replace(undecided, outcome=GroupOutcome.EVALUATED), []
     if len(scored) < _smallest_group(algo):
         return replace(undecided, drop_reason=DropReason.TOO_FEW_SCORED.value), []
-    advantages = _advantages(rewards, algo=algo)
-    untrained = _untrained(scored, advantages, num_turns, task_id=task.id, algo=algo, min_turns=min_turns)
+    credit = group_credit(scored, turns, rewards=rewards, algo=algo)
+    untrained = _untrained(scored, credit, num_turns, task_id=task.id, algo=algo, min_turns=min_turns)
     rows: list[DBRecordData] = []
     for record in scored:
         if record.id in untrained:
             continue
-        reward, advantage = rewards[record.id], advantages[record.id]
-        merged = merge_record(record, turns[record.id], reward=reward, advantage=advantage)
+        merged = merge_record(
+            record, turns[record.id], reward=rewards[record.id], advantages=credit[record.id].of_turns
+        )
         if not merged:
             untrained[record.id] = DropReason.NO_SAMPLED_TOKENS
         rows.extend(merged)
     reasons = {record.id: untrained[record.id].value for record in scored if record.id in untrained}
+    advantages = {record_id: earned.mean for record_id, earned in credit.items()}
     decided = replace(undecided, advantages=advantages, untrained=reasons)
     if not rows:
         return replace(decided, drop_reason=_last_reason(untrained.values()).value), []
@@ -103,7 +106,7 @@ def settle_group(
 
 def _untrained(
     scored: Sequence[Record],
-    advantages: Mapping[str, float],
+    credit: Mapping[str, Credit],
     num_turns: Mapping[str, int],
     *,
     task_id: str,
@@ -113,8 +116,8 @@ def _untrained(
     """Records that give no rows, each with the first reason that applies."""
     untrained = {
         record_id: reason
-        for record_id, advantage in advantages.items()
-        if (reason := _advantage_reason(advantage, algo=algo)) is not None
+        for record_id, earned in credit.items()
+        if (reason := _advantage_reason(earned, algo=algo)) is not None
     }
     short = short_successes(scored, num_turns, min_turns=min_turns)
     surplus: set[str] = set()
@@ -131,12 +134,14 @@ def _untrained(
     return untrained
 
 
-def _advantage_reason(advantage: float, *, algo: AlgoConfig) -> DropReason | None:
-    if algo.drop_zero_advantage and advantage == 0.0:
+def _advantage_reason(credit: Credit, *, algo: AlgoConfig) -> DropReason | None:
+    if algo.is_whitened_per_step:
+        return None  # a return of 0 may be far from the step's mean
+    if algo.drop_zero_advantage and credit.is_zero:
         return DropReason.ZERO_ADVANTAGE
-    if algo.minimal_advantage is not None and advantage < algo.minimal_advantage:
+    if algo.minimal_advantage is not None and credit.mean < algo.minimal_advantage:
         return DropReason.MINIMAL_ADVANTAGE
-    if algo.skip_non_positive_advantage and advantage <= 0.0:
+    if algo.skip_non_positive_advantage and credit.mean <= 0.0:
         return DropReason.NON_POSITIVE_ADVANTAGE
     return None
 
@@ -154,11 +159,4 @@ def is_scored(record: Record) -> bool:
 
 
 def _smallest_group(algo: AlgoConfig) -> int:
-    return 1 if algo.advantage == "none" else 2
-
-
-def _advantages(rewards: Mapping[str, float], *, algo: AlgoConfig) -> dict[str, float]:
-    if algo.advantage == "none":
-        return dict.fromkeys(rewards, 1.0)
-    values = group_advantages(list(rewards.values()), method=algo.advantage)
-    return dict(zip(rewards, values, strict=True))
+    return 2 if algo.needs_group else 1

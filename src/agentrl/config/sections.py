@@ -310,8 +310,21 @@ class LossConfig(Section):
 class AlgoConfig(Section):
     """From rewards to what is trained."""
 
-    advantage: Literal["group_norm", "group_mean", "rloo", "leave_one_out_sign_clip", "none"] = Field(
-        "group_norm", description="Group baseline; `none`: every trained token has advantage 1."
+    advantage: Literal[
+        "group_norm",
+        "group_mean",
+        "rloo",
+        "leave_one_out_sign_clip",
+        "turn_rloo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "none",
+    ] = Field("group_norm", description="How rewards become advantages; `none`: every trained token has advantage 1.")
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount of later rewards: per episode (turn_rloo) or per token (reinforce_plus_plus).",
     )
     drop_zero_advantage: bool = Field(True, description="Records whose advantage is zero are not trained.")
     minimal_advantage: float | None = Field(
@@ -342,6 +355,30 @@ class AlgoConfig(Section):
     )
     retrained_interval: int = Field(1, ge=1, description="Steps from one training of a group to the next, at least.")
     tasks_per_step: int = Field(12, ge=1, description="Groups per optimizer step.")
+
+    @property
+    def is_whitened_per_step(self) -> bool:
+        """Whether rows carry returns that the trainer turns into advantages over its whole optimizer step."""
+        return self.advantage in {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a Record's advantage depends on the others of its group."""
+        return self.advantage not in {"none", "reinforce_plus_plus"}
+
+    @model_validator(mode="after")
+    def _check_advantage_options_have_an_effect(self) -> AlgoConfig:
+        if self.gamma != 1.0 and self.advantage not in {"turn_rloo", "reinforce_plus_plus"}:
+            raise ValueError(
+                f"gamma = {self.gamma:g}: advantage = {self.advantage} has nothing to discount; "
+                "use turn_rloo or reinforce_plus_plus, or leave gamma at 1"
+            )
+        if self.is_whitened_per_step and (self.minimal_advantage is not None or self.skip_non_positive_advantage):
+            raise ValueError(
+                f"advantage = {self.advantage} is known only in the optimizer step: minimal_advantage and "
+                "skip_non_positive_advantage cannot choose Records by it; unset them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_retraining_is_possible(self) -> AlgoConfig:
@@ -414,7 +451,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_group_baseline(self) -> RunConfig:
-        if self.rollout.num_generations < 2 and self.algo.advantage != "none":
+        if self.rollout.num_generations < 2 and self.algo.needs_group:
             raise ValueError(
                 f"num_generations = {self.rollout.num_generations}: a group baseline needs at least 2; "
                 'raise it or set advantage = "none"'

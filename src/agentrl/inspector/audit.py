@@ -190,7 +190,7 @@ class _Audit:
                 row,
                 summary=next((summary for summary in facts.state.sequences if summary.id == row.id), None),
                 reward=None if settlement is None else settlement.rewards.get(row.record_id),
-                advantage=None if settlement is None else settlement.advantages.get(row.record_id),
+                expected=recomputed.rows.get(row.id),
             )
         )
         for number in dict.fromkeys(self.ledger.steps_of_row.get(row.id, ())):

@@ -51,7 +51,7 @@ def rebuild(row: DBRecordData, record: Record | None, facts: GroupFacts) -> tupl
     if record is None or turns is None:
         return None, "its Record or calls of its Record are missing"
     try:
-        merged = merge_record(record, turns, reward=row.reward, advantage=0.0)
+        merged = merge_record(record, turns, reward=row.reward, advantages=[0.0] * len(turns))
     except ValueError as error:
         return None, str(error)
     found = [candidate for candidate in merged if candidate.id == row.id]

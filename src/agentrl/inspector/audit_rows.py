@@ -91,15 +91,18 @@ def _difference(name: str, stored: np.ndarray | None, expected: np.ndarray | Non
 
 
 def check_row_totals(
-    row: DBRecordData, *, summary: SequenceSummary | None, reward: float | None, advantage: float | None
+    row: DBRecordData, *, summary: SequenceSummary | None, reward: float | None, expected: DBRecordData | None
 ) -> Iterator[Finding]:
-    """The row carries its Record's reward and advantage, on trained tokens only, and is as long as was planned."""
-    for message in _total_faults(row, summary=summary, reward=reward, advantage=advantage):
+    """The row carries its Record's reward, is as long as was planned, and has the advantages its group leads to.
+
+    `expected` is the row as settling the stored Records again gives it; None where that cannot be done.
+    """
+    for message in _total_faults(row, summary=summary, reward=reward, expected=expected):
         yield Finding(check=Check.STEP_TOTALS, subject=row.id, message=message)
 
 
 def _total_faults(
-    row: DBRecordData, *, summary: SequenceSummary | None, reward: float | None, advantage: float | None
+    row: DBRecordData, *, summary: SequenceSummary | None, reward: float | None, expected: DBRecordData | None
 ) -> Iterator[str]:
     if summary is not None and summary != row.summary:
         yield f"the plan sees {_describe(summary)}, the row has {_describe(row.summary)}"
@@ -109,10 +112,15 @@ def _total_faults(
         return
     if row.advantages[~row.loss_mask].any():
         yield "tokens that are not trained have advantages"
-    if advantage is not None:
-        wrong = row.advantages[row.loss_mask] != np.float32(advantage)
-        if wrong.any():
-            yield f"{int(wrong.sum())} trained tokens do not have its Record's advantage {advantage:.6g}"
+    if expected is None or expected.advantages.shape != row.advantages.shape:
+        return
+    wrong = np.flatnonzero(row.loss_mask & ~np.isclose(row.advantages, expected.advantages, rtol=1e-6, atol=1e-9))
+    if wrong.size:
+        at = int(wrong[0])
+        yield (
+            f"{wrong.size} trained tokens do not have their advantage: token {at} has {row.advantages[at]:.6g}, "
+            f"recomputed {expected.advantages[at]:.6g}"
+        )
 
 
 def _describe(summary: SequenceSummary) -> str:

@@ -213,6 +213,7 @@ def final_record_fields(record: Record) -> Document:
         "answer": codec.encode_json_value(record.answer),
         "score": record.score,
         "scorer": record.scorer,
+        "turn_scores": list(record.turn_scores),
         "error": codec.encode_json_value(record.error),
         "worker": record.worker,
     }
@@ -234,6 +235,7 @@ def record_from_document(document: Mapping[str, Any]) -> Record:
         answer=codec.decode_json_value(document["answer"]),
         score=document["score"],
         scorer=document["scorer"],
+        turn_scores=tuple(document.get("turn_scores", ())),
         error=codec.decode_json_value(document["error"]),
         worker=document["worker"],
         num_prompt_tokens=document["num_prompt_tokens"],

@@ -201,6 +201,7 @@ class MemoryStore(MemoryAuditReads, MemoryFleet):
             answer=record.answer,
             score=record.score,
             scorer=record.scorer,
+            turn_scores=record.turn_scores,
             error=record.error,
             worker=record.worker,
             finished_at=record.finished_at or header.finished_at or self._clock(),

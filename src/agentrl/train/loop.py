@@ -36,8 +36,8 @@ from agentrl.algo.losses import policy_term
 from agentrl.config.sections import RunConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.protocols import MetricSink, TrainStore
-from agentrl.train.batch import build_pass
 from agentrl.train.canary import canary_reference
+from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.checkpoint import checkpoint_path, prune_checkpoints, save_checkpoint
 from agentrl.train.export import write_model, written_beside
 from agentrl.train.forward import StepSize
@@ -46,6 +46,7 @@ from agentrl.train.optimizer import learning_rate_at
 from agentrl.train.planner import StepPlan, is_supervised
 from agentrl.train.publish import PolicyLostError
 from agentrl.train.session import Session, checkpoints_dir, open_session, start_model_dir
+from agentrl.train.whitening import whitened
 from agentrl.types import StepStatus, TrainStep
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def train_step(session: Session, step: int) -> None:
     with clock.phase("load"):
         passes = [build_pass(session.feed.load(ids)) for ids in plan.passes[session.accelerator.process_index]]
         session.feed.forget_rows()
+        passes, returns = whiten(session, passes)
     size = StepSize(
         num_sequences=len(plan.sequences),
         num_trained_tokens=sum(sequence.num_trained_tokens for sequence in plan.sequences),
@@ -90,6 +92,7 @@ def train_step(session: Session, step: int) -> None:
         gradient_norm = session.learner.update(passes, size=size, learning_rate=learning_rate)
     metrics = {
         **plan.entry.metrics,
+        **returns,
         **tally.metrics(),
         "grad_norm": gradient_norm,
         "lr": learning_rate,
@@ -97,6 +100,16 @@ def train_step(session: Session, step: int) -> None:
         "num_sequences": float(len(plan.sequences)),
     }
     finish_step(session, plan.entry, metrics=metrics, clock=clock)
+
+
+def whiten(session: Session, passes: Sequence[PassBatch]) -> tuple[list[PassBatch], dict[str, float]]:
+    """The passes as they are, or with returns turned into advantages where the advantage method leaves that to us."""
+    if is_supervised(session.config) or not session.config.algo.is_whitened_per_step:
+        return list(passes), {}
+    accelerator = session.accelerator
+    return whitened(
+        passes, sum_over_ranks=lambda sums: accelerator.reduce(sums.to(accelerator.device), reduction="sum")
+    )
 
 
 def broadcast_plan(session: Session, step: int) -> StepPlan:

@@ -240,8 +240,11 @@ class StepPlanner:
         stale |= dict.fromkeys(reuse.retired(settled, step=reuse.step), RETIRED)
         if stale or len(groups) < self._config.algo.tasks_per_step:
             return stale
-        has_signal = any(row.num_trained_tokens for group in groups if _trains(group) for row in group.sequences)
-        return {} if has_signal else _drop_reasons(groups, otherwise="no_trained_tokens")
+        if not any(row.num_trained_tokens for group in groups if _trains(group) for row in group.sequences):
+            return _drop_reasons(groups, otherwise="no_trained_tokens")
+        if self._config.algo.is_whitened_per_step and not _has_spread(groups):
+            return _drop_reasons(groups, otherwise="no_spread")
+        return {}
 
     def _spoiled(self, groups: Sequence[SettledGroup]) -> dict[str, str]:
         """Groups with tokens of a quarantined engine: their baselines are spoiled, so none of their rows is trained.
@@ -310,6 +313,12 @@ def supervised_batch(row_ids: Sequence[str], *, step: int, batch_size: int, seed
 
 def _trains(group: SettledGroup) -> bool:
     return group.settlement.outcome is GroupOutcome.TRAINABLE
+
+
+def _has_spread(groups: Sequence[SettledGroup]) -> bool:
+    """Whether the mean returns of the step's Records differ: if not, whitening leaves nothing to train on."""
+    returns = {value for group in groups if _trains(group) for value in group.settlement.advantages.values()}
+    return len(returns) > 1
 
 
 def _drop_reasons(groups: Sequence[SettledGroup], *, otherwise: str | None = None) -> dict[str, str]:

@@ -31,7 +31,7 @@ def test_a_linear_record_becomes_one_row_with_every_array_aligned() -> None:
         turn(0, -1, prompt=[1, 2], completion=[10, 11], version=3),
         turn(1, 0, prompt=[3], completion=[12, 13], version=4),
     ]
-    (row,) = merge_record(RECORD, turns, reward=1.0, advantage=0.5)
+    (row,) = merge_record(RECORD, turns, reward=1.0, advantages=[0.5] * len(turns))
     assert row.id == f"{RECORD.id}/s0"
     assert row.token_ids.tolist() == [1, 2, 10, 11, 3, 12, 13]
     assert row.loss_mask.tolist() == [False, False, True, True, False, True, True]
@@ -52,7 +52,7 @@ def test_branches_share_a_prefix_as_context_and_train_it_once() -> None:
         turn(3, 0, prompt=[4], completion=[13]),
         turn(4, -1, prompt=[5], completion=[14]),
     ]
-    rows = merge_record(RECORD, turns, reward=1.0, advantage=1.0)
+    rows = merge_record(RECORD, turns, reward=1.0, advantages=[1.0] * len(turns))
     assert [row.id.rpartition("/")[2] for row in rows] == ["s0", "s1", "s2"]
     assert [row.token_ids.tolist() for row in rows] == [[1, 10, 2, 11, 3, 12], [1, 10, 4, 13], [5, 14]]
     assert [row.token_ids[row.loss_mask].tolist() for row in rows] == [[10, 11, 12], [13], [14]]
@@ -63,13 +63,13 @@ def test_a_generation_over_a_weight_update_keeps_both_versions() -> None:
     whole = turn(0, -1, prompt=[1], completion=[10, 11, 12])
     spans = (VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=3))
     spanning = replace(whole, model=replace(whole.model, tokens=replace(whole.tokens, version_spans=spans)))
-    (row,) = merge_record(RECORD, [spanning], reward=0.0, advantage=1.0)
+    (row,) = merge_record(RECORD, [spanning], reward=0.0, advantages=[1.0])
     assert row.policy_versions.tolist() == [-1, 3, 4, 4]
 
 
 def test_nothing_sampled_gives_no_rows() -> None:
-    assert merge_record(RECORD, [], reward=0.0, advantage=1.0) == []
-    assert merge_record(RECORD, [turn(0, -1, prompt=[1], completion=[])], reward=0.0, advantage=1.0) == []
+    assert merge_record(RECORD, [], reward=0.0, advantages=[]) == []
+    assert merge_record(RECORD, [turn(0, -1, prompt=[1], completion=[])], reward=0.0, advantages=[1.0]) == []
 
 
 @st.composite
@@ -88,7 +88,7 @@ def turn_trees(draw: st.DrawFn) -> list[Turn]:
 
 @given(turns=turn_trees())
 def test_no_sampled_token_is_lost_or_trained_twice(turns: list[Turn]) -> None:
-    rows = merge_record(RECORD, turns, reward=1.0, advantage=2.0)
+    rows = merge_record(RECORD, turns, reward=1.0, advantages=[2.0] * len(turns))
     trained = Counter(token for row in rows for token in row.token_ids[row.loss_mask].tolist())
     assert trained == Counter(token for one in turns for token in one.tokens.completion_ids)
 
@@ -96,7 +96,7 @@ def test_no_sampled_token_is_lost_or_trained_twice(turns: list[Turn]) -> None:
 @given(turns=turn_trees())
 def test_rows_are_what_the_engine_saw_with_everything_else_masked(turns: list[Turn]) -> None:
     by_id = {one.model.id: one for one in turns}
-    for row in merge_record(RECORD, turns, reward=1.0, advantage=2.0):
+    for row in merge_record(RECORD, turns, reward=1.0, advantages=[2.0] * len(turns)):
         chain = [by_id[turn_id] for turn_id in row.turn_ids]
         seen = [token for one in chain for token in (*one.tokens.prompt_ids, *one.tokens.completion_ids)]
         assert row.token_ids.tolist() == seen
@@ -116,7 +116,7 @@ def test_rows_are_what_the_engine_saw_with_everything_else_masked(turns: list[Tu
 
 @given(turns=turn_trees())
 def test_row_ids_are_consecutive_and_every_row_trains_something(turns: list[Turn]) -> None:
-    rows = merge_record(RECORD, turns, reward=1.0, advantage=2.0)
+    rows = merge_record(RECORD, turns, reward=1.0, advantages=[2.0] * len(turns))
     assert [row.id for row in rows] == [f"{RECORD.id}/s{k}" for k in range(len(rows))]
     assert all(row.loss_mask.any() for row in rows)
 
@@ -136,6 +136,6 @@ def test_turns_that_do_not_fit_are_refused_by_name() -> None:
         (broken(version_spans=short), "cover 1 of 2"),
     ]:
         with pytest.raises(ValueError, match=message):
-            merge_record(RECORD, [bad], reward=0.0, advantage=1.0)
+            merge_record(RECORD, [bad], reward=0.0, advantages=[1.0])
     with pytest.raises(ValueError, match="at position 1"):
-        merge_record(RECORD, [good, good], reward=0.0, advantage=1.0)
+        merge_record(RECORD, [good, good], reward=0.0, advantages=[1.0, 1.0])
