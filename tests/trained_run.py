@@ -6,7 +6,7 @@ Rows carry the start model's own log-probs, so that ratios are 1 and the mismatc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import RunConfig
-from agentrl.protocols import TrainStore
+from agentrl.protocols import Store, TrainStore
 from agentrl.store import MemoryStore
 from agentrl.train.loop import train
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement
@@ -50,26 +50,28 @@ def settle_groups(
     store: MemoryStore, count: int, *, start: Path, returns: Sequence[float] = (1.0, -1.0), seed: int = 11
 ) -> None:
     """`count` groups of one Record per entry of `returns`, which is its reward and the advantage of its tokens."""
+    asyncio.run(settle_groups_in(store, count, start=start, returns=returns, seed=seed))
+
+
+async def settle_groups_in(
+    store: Store, count: int, *, start: Path, returns: Sequence[float] = (1.0, -1.0), seed: int = 11
+) -> None:
+    """The same for a store that is open on this event loop."""
     rng = np.random.default_rng(seed)
     model = AutoModelForCausalLM.from_pretrained(start).eval()
 
-    async def write() -> None:
-        for k in range(count):
-            task = make_task(f"q{k:02}", num_generations=len(returns))
-            ids = [f"{task.id}/g{g}" for g in range(len(returns))]
-            rows = [
-                with_logprobs_of(model, random_row(f"{name}/s0", rng=rng, version=0, task_id=task.id, advantage=value))
-                for name, value in zip(ids, returns, strict=True)
-            ]
-            values = dict(zip(ids, returns, strict=True))
-            settlement = GroupSettlement(
-                task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards=values, advantages=values
-            )
-            await store.insert_tasks([task])
-            (claim,) = await store.claim_tasks(split="train", owner=f"w{k}", lease_s=600, limit=1)
-            await store.settle_task(claim, settlement, rows)
-
-    asyncio.run(write())
+    for k in range(count):
+        task = make_task(f"q{k:02}", num_generations=len(returns))
+        ids = [f"{task.id}/g{g}" for g in range(len(returns))]
+        rows = [
+            with_logprobs_of(model, random_row(f"{name}/s0", rng=rng, version=0, task_id=task.id, advantage=value))
+            for name, value in zip(ids, returns, strict=True)
+        ]
+        values = dict(zip(ids, returns, strict=True))
+        settlement = GroupSettlement(task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards=values, advantages=values)
+        await store.insert_tasks([task])
+        (claim,) = await store.claim_tasks(split="train", owner=f"w{k}", lease_s=600, limit=1)
+        await store.settle_task(claim, settlement, rows)
 
 
 def with_logprobs_of(model: torch.nn.Module, row: DBRecordData) -> DBRecordData:
@@ -83,11 +85,16 @@ def with_logprobs_of(model: torch.nn.Module, row: DBRecordData) -> DBRecordData:
 
 def run_training(config: RunConfig, store: MemoryStore) -> ListSink:
     """Train to the end; what the sinks were told."""
-    torch.set_num_threads(1)
-    sink = ListSink()
 
     async def open_store() -> TrainStore:
         return store
 
+    return run_training_on(config, open_store)
+
+
+def run_training_on(config: RunConfig, open_store: Callable[[], Awaitable[TrainStore]]) -> ListSink:
+    """The same with a store that is opened for the trainer."""
+    torch.set_num_threads(1)
+    sink = ListSink()
     train(config, open_store=open_store, sinks=lambda: [sink])
     return sink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,20 +43,22 @@ def parse_invocation(
     environ: Mapping[str, str],
     uses_stored_config: bool,
     default_profile: str | None = None,
+    own_flags: Set[str] = frozenset(),
 ) -> Invocation:
     """Parse the tokens after the command name.
 
     Flags of settings go to the configuration, the rest to `parser`. With `uses_stored_config` a run that was launched
     before is described by its OUTPUT_DIR/RUN_NAME/config.json unless --config or --profile says otherwise. A run that
-    is described by nothing of these, and has no model, is one of `default_profile`.
+    is described by nothing of these, and has no model, is one of `default_profile`. `own_flags` are names of settings
+    that go to `parser` nevertheless.
     """
-    own_tokens, flags = split_flags(argv)
+    own_tokens, flags = split_flags(argv, own=own_flags)
     arguments, unknown = parser.parse_known_args(own_tokens)
     if unknown:
-        own_flags = [flag.lstrip("-") for flag in re.findall(r"--[a-z_]+", parser.format_usage())]
+        usage = [flag.lstrip("-") for flag in re.findall(r"--[a-z_]+", parser.format_usage())]
         if unknown[0].startswith("-"):
             flag = unknown[0].partition("=")[0]
-            raise unknown_name(flag.lstrip("-").replace("-", "_"), origin=flag, known=own_flags)
+            raise unknown_name(flag.lstrip("-").replace("-", "_"), origin=flag, known=usage)
         raise ConfigError(_too_many(unknown[0], argv=argv, prog=parser.prog))
     if arguments.run_name is not None:
         flags = [*flags, "--run_name", arguments.run_name]

@@ -38,6 +38,7 @@ class Command:
     uses_stored_config: bool = True
     default_profile: str | None = None  # of a new run that names no model
     secrets: Set[str] = frozenset({"db_connection_string"})  # settings that it uses in full
+    own_flags: Set[str] = frozenset()  # names of settings that mean something else in this command
 
 
 COMMANDS = {
@@ -49,6 +50,11 @@ COMMANDS = {
     "status": Command(module="agentrl.cli.status", summary="Show how a run is going."),
     "inspect": Command(module="agentrl.cli.inspect", summary="Read trajectories in the terminal."),
     "audit": Command(module="agentrl.cli.audit", summary="Prove from the stored facts that nothing went wrong."),
+    "whatif": Command(
+        module="agentrl.cli.whatif",
+        summary="Replay a stored step under other losses.",
+        own_flags=frozenset({"loss"}),
+    ),
     "eval": Command(
         module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks.", secrets=SETTINGS_WITH_SECRETS
     ),
@@ -145,6 +151,7 @@ def _dispatch(tokens: list[str]) -> int:
         environ=os.environ,
         uses_stored_config=command.uses_stored_config,
         default_profile=command.default_profile,
+        own_flags=command.own_flags,
     )
     if command.needs_run_name and "run_name" not in invocation.config.run.model_fields_set:
         parser.error("RUN_NAME is missing")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -88,15 +88,15 @@ def profile_path(name: str) -> Path:
     return path
 
 
-def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide command-line tokens into (what is no setting, flags of known settings with their values)."""
+def split_flags(argv: Sequence[str], *, own: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
+    """Divide command-line tokens into (what is no setting or in `own`, flags of known settings with their values)."""
     rest: list[str] = []
     flags: list[str] = []
     position = 0
     while position < len(argv):
         token = argv[position]
         width = 1
-        if token.startswith("--") and _leaf(token) in known_names():
+        if token.startswith("--") and _leaf(token) in known_names() and _leaf(token) not in own:
             width += _takes_next(token, argv[position + 1 : position + 2])
             flags += argv[position : position + width]
         else:

@@ -410,6 +410,11 @@ class TrainConfig(Section):
     train_threads: int = Field(1, ge=1, description="Compute threads per trainer process on CPUs.")
     save_steps: int = Field(5, ge=1, description="Steps between checkpoints.")
     save_total_limit: int = Field(2, ge=1, description="Checkpoints kept.")
+    policy_total_limit: int = Field(
+        4,
+        ge=4,
+        description="Published policies kept on disk, besides version 0; `agentrl whatif` replays the steps after them.",
+    )
     resume_from_checkpoint: bool = Field(True, description="Continue from the newest complete checkpoint.")
     logging_steps: int = Field(1, ge=1, description="Steps between lines in the log; metrics.jsonl has every step.")
     report_to: str = Field(

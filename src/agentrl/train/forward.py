@@ -14,29 +14,21 @@ stop_gradient(policy)), so that the correction sees policy / behaviour and the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from agentrl.algo.losses import Loss, LossInputs, LossOutputs, build_loss, rollout_weights, token_weights
+from agentrl.algo.losses import Loss, LossOutputs, build_loss, rollout_weights
 from agentrl.config.sections import LossConfig
 from agentrl.errors import TrainingError
 from agentrl.train.batch import PassBatch
+from agentrl.train.loss_inputs import PassLogprobs, StepSize, loss_inputs
 from agentrl.train.metrics import StepTally, merge
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import clip_gradients, set_learning_rate
 
 MAX_NAMED_ROWS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSize:
-    """The denominators of a whole optimizer step, over all ranks."""
-
-    num_sequences: int  # every row of the step, also one without trained tokens
-    num_trained_tokens: int
 
 
 class Learner:
@@ -105,28 +97,14 @@ class Learner:
             self._accelerator.backward(logprobs_N.sum() * 0.0)
             return
         logprobs_N, entropy_N = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
-        behaviour_N = batch.behaviour_logprobs_N
-        mask_N = torch.ones_like(batch.labels_N, dtype=torch.bool)
+        logprobs = PassLogprobs(policy_N=logprobs_N, entropy_N=entropy_N, reference_N=self._reference_logprobs(batch))
         outputs = self._loss_function(
-            LossInputs(
-                policy_logprobs=logprobs_N,
-                advantages=batch.advantages_N,
-                mask=mask_N,
-                sequence_ids=batch.sequence_ids_N,
-                weights=token_weights(
-                    mask_N,
-                    batch.sequence_ids_N,
-                    aggregation=self._loss.aggregation,
-                    num_sequences=size.num_sequences,
-                    num_tokens=size.num_trained_tokens,
-                    constant_length=self._loss.constant_length,
-                ),
-                old_logprobs=behaviour_N if self._loss.rollout_correction == "none" else None,
-                behaviour_logprobs=behaviour_N,
-                reference_logprobs=self._reference_logprobs(batch),
-                entropy=entropy_N,
-                policy_versions=batch.policy_versions_N,
-                current_version=tally.policy_version,
+            loss_inputs(
+                batch,
+                logprobs=logprobs,
+                config=self._loss,
+                size=size,
+                policy_version=tally.policy_version,
                 mean_rollout_weight=mean_rollout_weight,
             )
         )

@@ -40,7 +40,7 @@ from agentrl.train.canary import canary_reference
 from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.checkpoint import checkpoint_path, prune_checkpoints, save_checkpoint
 from agentrl.train.export import write_model, written_beside
-from agentrl.train.forward import StepSize
+from agentrl.train.loss_inputs import StepSize
 from agentrl.train.metrics import PhaseClock, Report
 from agentrl.train.optimizer import learning_rate_at
 from agentrl.train.planner import StepPlan, is_supervised

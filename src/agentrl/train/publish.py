@@ -19,7 +19,6 @@ from agentrl.types import CanaryReference, PolicyVersion
 
 log = logging.getLogger(__name__)
 
-VERSIONS_KEPT = 4  # an engine may still read the newest ones; version 0 is kept for ever
 CHECK_S = 5.0
 _VERSION_NAME = re.compile(r"v(\d+)")
 
@@ -35,8 +34,10 @@ class PolicyPublisher:
     weights. Unless it is the newest and its folder was lost, damaged or moved: no engine could start any more.
     """
 
-    def __init__(self, feed: StoreFeed, *, run_dir: Path, tokenizer_source: Path) -> None:
+    def __init__(self, feed: StoreFeed, *, run_dir: Path, tokenizer_source: Path, keep: int) -> None:
+        """`keep`: folders of the newest versions that stay; version 0 always does."""
         self._feed = feed
+        self._keep = keep
         self._policy_dir = (run_dir / "policy").resolve()
         self._tokenizer_source = tokenizer_source
         self._policy_dir.mkdir(parents=True, exist_ok=True)
@@ -77,6 +78,6 @@ class PolicyPublisher:
     def _prune(self) -> None:
         found = ((_VERSION_NAME.fullmatch(path.name), path) for path in self._policy_dir.iterdir())
         by_version = {int(match.group(1)): path for match, path in found if match}
-        for version in sorted(by_version)[:-VERSIONS_KEPT]:
+        for version in sorted(by_version)[: -self._keep]:
             if version != 0:
                 shutil.rmtree(by_version[version])

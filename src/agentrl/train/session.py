@@ -114,7 +114,12 @@ def open_session(
             for sink in opened:
                 stack.enter_context(closing(sink))
             remove_unfinished(checkpoints_dir(config))
-            publisher = PolicyPublisher(feed, run_dir=config.run.run_dir, tokenizer_source=start_model_dir(config))
+            publisher = PolicyPublisher(
+                feed,
+                run_dir=config.run.run_dir,
+                tokenizer_source=start_model_dir(config),
+                keep=config.train.policy_total_limit,
+            )
             planner = StepPlanner(
                 feed,
                 config=config,

@@ -8,7 +8,8 @@ from accelerate import Accelerator
 from agentrl.config.sections import LossConfig, TrainConfig
 from agentrl.errors import TrainingError
 from agentrl.train.batch import build_pass
-from agentrl.train.forward import Learner, StepSize
+from agentrl.train.forward import Learner
+from agentrl.train.loss_inputs import StepSize
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import build_optimizer
 from agentrl.train.planner import forward_passes

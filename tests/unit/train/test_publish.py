@@ -25,7 +25,7 @@ def test_versions_are_complete_models_announced_by_absolute_path_and_pruned(tmp_
         return store
 
     with StoreFeed(open_store, timeout_s=5.0) as feed:
-        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
+        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start, keep=4)
         for version in range(12):
             assert not publisher.is_announced(version)
             with torch.no_grad():
@@ -44,7 +44,7 @@ def test_versions_are_complete_models_announced_by_absolute_path_and_pruned(tmp_
             path.name for path in Path(latest.path).iterdir()
         }
 
-        again = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
+        again = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start, keep=4)
         assert again.is_announced(11)
         assert not again.is_announced(12)
 
@@ -62,7 +62,7 @@ def test_what_a_kill_left_half_written_is_removed_and_written_again(tmp_path: Pa
         return MemoryStore()
 
     with StoreFeed(open_store, timeout_s=5.0) as feed:
-        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
+        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start, keep=4)
         assert not leftover.exists()
         publisher.publish(3, causal_lm=model, state=dict(model.named_parameters()), canary=CANARY)
 
@@ -80,7 +80,7 @@ def test_the_newest_version_is_written_again_if_its_folder_was_lost(tmp_path: Pa
         return store
 
     with StoreFeed(open_store, timeout_s=5.0) as feed:
-        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start)
+        publisher = PolicyPublisher(feed, run_dir=tmp_path / "run", tokenizer_source=start, keep=4)
         for version in (0, 1):
             publisher.publish(version, causal_lm=model, state=dict(model.named_parameters()), canary=CANARY)
         folder = tmp_path / "run" / "policy" / "v1"
@@ -97,7 +97,7 @@ def test_the_newest_version_is_written_again_if_its_folder_was_lost(tmp_path: Pa
                 (tmp_path / "run").rename(tmp_path / "elsewhere")
         run_dir = tmp_path / ("elsewhere" if damage == "moved" else "run")
 
-        again = PolicyPublisher(feed, run_dir=run_dir, tokenizer_source=start)
+        again = PolicyPublisher(feed, run_dir=run_dir, tokenizer_source=start, keep=4)
 
         assert again.is_announced(0)
         assert not again.is_announced(1)
@@ -117,7 +117,7 @@ def test_bfloat16_weights_are_declared_in_the_config(tmp_path: Path) -> None:
         return MemoryStore()
 
     with StoreFeed(open_store, timeout_s=5.0) as feed:
-        PolicyPublisher(feed, run_dir=tmp_path, tokenizer_source=start).publish(
+        PolicyPublisher(feed, run_dir=tmp_path, tokenizer_source=start, keep=4).publish(
             0, causal_lm=model, state=state, canary=CANARY
         )
 
