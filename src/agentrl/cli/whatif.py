@@ -46,7 +46,7 @@ class StoredStep:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, the step, the losses, and for whom the report is."""
     parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
-    parser.add_argument("step", metavar="STEP", type=positive_int, help="the optimizer step to replay")
+    parser.add_argument("step", metavar="STEP", nargs="?", type=positive_int, help="the optimizer step to replay")
     parser.add_argument(
         "--loss",
         action="append",
@@ -63,6 +63,8 @@ def run(invocation: Invocation) -> int:
     from agentrl.train.kept_weights import KeptWeights
 
     arguments = invocation.arguments
+    if arguments.step is None:
+        raise ConfigError("STEP is missing: the number of the optimizer step to replay; see agentrl whatif --help")
     stored = uvloop.run(_read_step(invocation.config, step=arguments.step))
     if arguments.policy is None:
         weights = _weights_before(stored)

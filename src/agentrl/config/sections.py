@@ -413,7 +413,7 @@ class TrainConfig(Section):
     policy_total_limit: int = Field(
         4,
         ge=4,
-        description="Published policies kept on disk, besides version 0; `agentrl whatif` replays the steps after them.",
+        description="Published policies kept, besides version 0: `agentrl whatif` replays the steps after them.",
     )
     resume_from_checkpoint: bool = Field(True, description="Continue from the newest complete checkpoint.")
     logging_steps: int = Field(1, ge=1, description="Steps between lines in the log; metrics.jsonl has every step.")
