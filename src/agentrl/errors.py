@@ -12,7 +12,8 @@ AgentRLError
 ├── EngineError             the inference service failed, with a kind the caller can act on
 ├── ToolServerError         a tool server could not be started or spoken to
 ├── ScoringError            a scorer could not produce a number; never a score of 0
-└── TrainingError           the optimizer step would have been wrong; nothing was changed
+├── TrainingError           the optimizer step would have been wrong; nothing was changed
+└── StoppedByAlarmError     the stability watch ended the run, as it was asked to: exit code 3
 """
 
 from __future__ import annotations
@@ -90,3 +91,7 @@ class ScoringError(AgentRLError):
 
 class TrainingError(AgentRLError):
     """Stops before the optimizer step: non-finite loss or gradient, or a broken batch. Names the sequences."""
+
+
+class StoppedByAlarmError(AgentRLError):
+    """The stability watch ended the run (`on_alarm`); everything up to its step is saved."""

@@ -184,6 +184,10 @@ class TrainStore(Protocol):
         """The database server's clock, UTC."""
         ...
 
+    async def get_run(self) -> Mapping[str, Any] | None:
+        """The Run document: resolved configuration, times, who resumed after which alarm."""
+        ...
+
     async def close(self) -> None:
         """Flush and disconnect."""
         ...

@@ -326,6 +326,16 @@ class StepStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something the stability watch found wrong after a step (`algo/watch.py`)."""
+
+    name: str
+    message: str
+    steps: tuple[int, ...]  # whose numbers gave the alarm
+    subjects: tuple[str, ...]  # ids of Records that look like the cause, or of Tasks where whole groups do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
     """The ledger entry of one optimizer step: exactly what it trains, and what came of it."""
 
@@ -337,6 +347,7 @@ class TrainStep:
     dropped: Mapping[str, str] = field(default_factory=dict)  # task id -> named reason
     retained: tuple[str, ...] = ()  # groups that may be trained again: this step does not consume them
     metrics: Mapping[str, float] = field(default_factory=dict)
+    alarms: tuple[Alarm, ...] = ()
     attempts: int = 1  # times this plan was executed (a resume replays it)
     planned_at: datetime | None = None
     committed_at: datetime | None = None

@@ -12,6 +12,7 @@ import pytest
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.protocols import Store
 from agentrl.types import (
+    Alarm,
     CanaryAnswer,
     CanaryReference,
     DBRecordData,
@@ -570,11 +571,14 @@ async def test_an_epoch_enqueues_the_first_ones_tasks_again_once(store: Store) -
 
 async def test_committing_a_step_completes_its_entry(store: Store) -> None:
     plan = await store.plan_step(planned(1, task_ids=("t",), sequence_ids=("s", "r")))
-    await store.commit_step(replace(plan, metrics={"train.loss": 0.5, "kl/k3": float("inf")}, checkpoint="step-1"))
+    alarm = Alarm(name="zero_signal", message="nothing to learn", steps=(1,), subjects=("train:0:a.b/g0",))
+    metrics = {"train.loss": 0.5, "kl/k3": float("inf")}
+    await store.commit_step(replace(plan, metrics=metrics, alarms=(alarm,), checkpoint="step-1"))
     step = await store.get_step(1)
     assert step is not None
     assert step.status is StepStatus.COMMITTED
     assert step.metrics == {"train.loss": 0.5, "kl/k3": float("inf")}
+    assert step.alarms == (alarm,)
     assert (step.checkpoint, step.sequence_ids) == ("step-1", ("s", "r"))
     assert step.committed_at is not None
 

@@ -1,6 +1,6 @@
 """The `agentrl` command: finds the command's module, resolves the configuration, turns errors into exit codes.
 
-Exit codes: 0 done, 1 failed, 2 the user can fix it (one line on stderr), 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 the user can fix it (one line on stderr), 3 stopped by an alarm, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR
 from agentrl.cli.invocation import UsageParser, parse_invocation
 from agentrl.config.secrets import SETTINGS_WITH_SECRETS, masked, require_secrets
-from agentrl.errors import AgentRLError, DatabaseUnavailableError, ToolServerError, UserError
+from agentrl.errors import AgentRLError, DatabaseUnavailableError, StoppedByAlarmError, ToolServerError, UserError
 
 logger = logging.getLogger(__name__)
-
-EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +46,7 @@ COMMANDS = {
     ),
     "status": Command(module="agentrl.cli.status", summary="Show how a run is going."),
     "inspect": Command(module="agentrl.cli.inspect", summary="Read trajectories in the terminal."),
+    "resume": Command(module="agentrl.cli.resume", summary="Let a trainer go on that an alarm paused."),
     "audit": Command(module="agentrl.cli.audit", summary="Prove from the stored facts that nothing went wrong."),
     "whatif": Command(
         module="agentrl.cli.whatif",
@@ -94,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, ToolServerError) as error:  # a tool server that never started is a setting to correct
         _say(str(error))
         return EXIT_USER_ERROR
+    except StoppedByAlarmError as error:
+        _say(str(error))
+        return EXIT_STOPPED
     except AgentRLError as error:
         logger.debug("failed", exc_info=error)
         _say(str(error))

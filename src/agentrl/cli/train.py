@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from agentrl.cli.connect import prepared_store
+from agentrl.cli.exit_codes import EXIT_STOPPED
 from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_over
 from agentrl.cli.invocation import Invocation
 from agentrl.cli.pulse import beat_from_thread
@@ -57,8 +58,12 @@ def run(invocation: Invocation) -> int:
     def open_sinks() -> Sequence[MetricSink]:
         return [JsonlSink(config.run.run_dir / "metrics.jsonl")]
 
-    train(config, open_store=open_train_store, sinks=open_sinks, report=heartbeat.report)
-    return 0
+    alarms = train(config, open_store=open_train_store, sinks=open_sinks, report=heartbeat.report)
+    if not alarms:
+        return 0
+    logger.warning("ended by %s: start again to go on", ", ".join(alarm.name for alarm in alarms))
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    return EXIT_STOPPED if is_alone else 0  # a launcher of several ranks would take it for a failure of one
 
 
 async def _record_loss_module(config: RunConfig) -> None:

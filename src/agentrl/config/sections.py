@@ -420,6 +420,11 @@ class TrainConfig(Section):
     report_to: str = Field(
         "tensorboard", description="Trackers, comma separated: tensorboard, wandb, swanlab, trackio, none."
     )
+    on_alarm: Literal["warn", "pause", "stop"] = Field(
+        "warn",
+        description="What an alarm of the stability watch does: nothing more, wait for `agentrl resume`, end the run.",
+    )
+    alarm_pause_s: float = Field(86_400.0, gt=0, description="Seconds a paused trainer waits before it ends.")
     data_timeout_s: float = Field(600.0, gt=0, description="Seconds the trainer waits for a full step's groups.")
     num_processes: int = Field(1, ge=1, description="Trainer processes started by the launcher.")
     accelerate_config: Path | None = Field(None, description="Accelerate config file, e.g. assets/fsdp2_dst.yml.")

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from agentrl.inspector.curves import sparkline
 from agentrl.inspector.plain import plain
-from agentrl.types import InferenceService, ServiceStatus, StepStatus, TaskStatus, TrainStep, Worker
+from agentrl.types import Alarm, InferenceService, ServiceStatus, StepStatus, TaskStatus, TrainStep, Worker
 
 RECENT_STEPS = 40
+SHOWN_ALARMS = 3
 RATE_STEPS = 5  # steps whose duration speaks for the present
 
 
@@ -82,16 +83,22 @@ def committed(steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
 
 
 def describe_step(progress: RunProgress) -> str:
-    """The newest step as one plain line, for logs and pipes."""
+    """The newest step as one plain line, for logs and pipes, and one more for each of its alarms."""
     metrics = progress.steps[-1].metrics
     parts = [f"step {progress.step}/{progress.max_steps}"]
     parts += [f"{label} {metrics[name]:.3f}" for name, label in _STEP_NUMBERS if name in metrics]
     parts += [text for text in (_rate(progress), _remaining(progress)) if text]
-    return "  ".join(parts)
+    alarms = [f"    alarm {describe_alarm(alarm)}" for alarm in progress.steps[-1].alarms]
+    return "\n".join(["  ".join(parts), *alarms])
+
+
+def describe_alarm(alarm: Alarm) -> str:
+    """An alarm with the Records that look like its cause, in one line."""
+    return f"{alarm.name}: {alarm.message}" + (f"; see {', '.join(alarm.subjects)}" if alarm.subjects else "")
 
 
 def render_progress(progress: RunProgress) -> RenderableType:
-    """The live view: four lines."""
+    """The live view: four lines, and one for each of the newest alarms."""
     bar = Table.grid(padding=(0, 1))
     head = Text(progress.run_name, style="bold")
     bar.add_row(
@@ -99,7 +106,15 @@ def render_progress(progress: RunProgress) -> RenderableType:
         ProgressBar(total=progress.max_steps, completed=progress.step, width=30),
         Text(_remaining(progress), style="dim"),
     )  # fmt: skip
-    return Group(bar, _reward_line(progress), _flow_line(progress), _task_line(progress))
+    lines = (_reward_line(progress), _flow_line(progress), _task_line(progress))
+    return Group(bar, *lines, *_alarm_lines(progress))
+
+
+def _alarm_lines(progress: RunProgress) -> list[Text]:
+    """The newest alarms, by step."""
+    alarms = [(step.step, alarm) for step in progress.steps for alarm in step.alarms][-SHOWN_ALARMS:]
+    lines = [(f"alarm       step {step}, {describe_alarm(alarm)}") for step, alarm in alarms]
+    return [plain(line, style="yellow") for line in lines]
 
 
 def render_status(progress: RunProgress, *, now: datetime) -> RenderableType:

@@ -14,6 +14,7 @@ from agentrl.store.connection import Database
 from agentrl.store.documents import settled_group_from_document
 from agentrl.store.indexes import POLICY_VERSION, TASK, TRAIN_STEP
 from agentrl.store.ledger_documents import (
+    alarms_to_documents,
     policy_from_document,
     policy_to_document,
     step_from_document,
@@ -91,6 +92,7 @@ class Ledger:
         fields = {
             "status": StepStatus.COMMITTED.value,
             "metrics": codec.encode_json_value(step.metrics),
+            "alarms": alarms_to_documents(step.alarms),
             "checkpoint": step.checkpoint,
             "committed_at": await self._database.stamp(step.committed_at),
         }

@@ -10,6 +10,7 @@ from agentrl.store.documents import Document, Encoded, with_payload
 from agentrl.store.indexes import SEQUENCE
 from agentrl.types import (
     SCHEMA_VERSION,
+    Alarm,
     CanaryAnswer,
     CanaryReference,
     DBRecordData,
@@ -84,6 +85,7 @@ def step_to_document(step: TrainStep) -> Document:
         "dropped": [{"id": task_id, "reason": reason} for task_id, reason in step.dropped.items()],
         "retained": list(step.retained),
         "metrics": codec.encode_json_value(step.metrics),
+        "alarms": alarms_to_documents(step.alarms),
         "attempts": step.attempts,
         "planned_at": step.planned_at,
         "committed_at": step.committed_at,
@@ -102,10 +104,33 @@ def step_from_document(document: Mapping[str, Any]) -> TrainStep:
         dropped={drop["id"]: drop["reason"] for drop in document["dropped"]},
         retained=tuple(document.get("retained", ())),
         metrics=codec.decode_json_value(document["metrics"]),
+        alarms=tuple(_alarm_from_document(alarm) for alarm in document.get("alarms", ())),
         attempts=document["attempts"],
         planned_at=document["planned_at"],
         committed_at=document["committed_at"],
         checkpoint=document["checkpoint"],
+    )
+
+
+def alarms_to_documents(alarms: Sequence[Alarm]) -> list[Document]:
+    """The alarms of a step as embedded in its entry."""
+    return [
+        {
+            "name": alarm.name,
+            "message": alarm.message,
+            "steps": list(alarm.steps),
+            "subjects": list(alarm.subjects),
+        }
+        for alarm in alarms
+    ]
+
+
+def _alarm_from_document(document: Mapping[str, Any]) -> Alarm:
+    return Alarm(
+        name=document["name"],
+        message=document["message"],
+        steps=tuple(document["steps"]),
+        subjects=tuple(document["subjects"]),
     )
 
 

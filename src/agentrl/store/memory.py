@@ -320,6 +320,7 @@ class MemoryStore(MemoryAuditReads, MemoryFleet):
             plan,
             status=StepStatus.COMMITTED,
             metrics=dict(step.metrics),
+            alarms=step.alarms,
             checkpoint=step.checkpoint,
             committed_at=step.committed_at or self._clock(),
         )

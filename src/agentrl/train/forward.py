@@ -27,6 +27,7 @@ from agentrl.train.loss_inputs import PassLogprobs, StepSize, loss_inputs
 from agentrl.train.metrics import StepTally, merge
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import clip_gradients, set_learning_rate
+from agentrl.train.row_stats import row_stats
 
 MAX_NAMED_ROWS = 8
 
@@ -98,20 +99,22 @@ class Learner:
             return
         logprobs_N, entropy_N = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
         logprobs = PassLogprobs(policy_N=logprobs_N, entropy_N=entropy_N, reference_N=self._reference_logprobs(batch))
-        outputs = self._loss_function(
-            loss_inputs(
-                batch,
-                logprobs=logprobs,
-                config=self._loss,
-                size=size,
-                policy_version=tally.policy_version,
-                mean_rollout_weight=mean_rollout_weight,
-            )
+        inputs = loss_inputs(
+            batch,
+            logprobs=logprobs,
+            config=self._loss,
+            size=size,
+            policy_version=tally.policy_version,
+            mean_rollout_weight=mean_rollout_weight,
         )
+        outputs = self._loss_function(inputs)
         tally.bad_row_ids.extend(_bad_rows(batch, outputs, logprobs_N))
         # The loss compares old with behaviour; where old *is* behaviour its mismatch is 0 and says nothing.
         hidden = {"mismatch_kl"} if self._loss.rollout_correction == "none" else set()
         loss_metrics = {name: value for name, value in outputs.metrics.items() if name not in hidden}
+        tally.rows += row_stats(
+            batch, logprobs_N=logprobs_N, entropy_N=entropy_N, weights_N=inputs.weights, outputs=outputs
+        )
         tally.add(batch, logprobs_N=logprobs_N, loss_metrics=loss_metrics)
         # Frameworks average gradients over ranks; the weights already hold the global denominator.
         self._accelerator.backward(outputs.loss * self._accelerator.num_processes)

@@ -36,18 +36,20 @@ from agentrl.algo.losses import policy_term
 from agentrl.config.sections import RunConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.protocols import MetricSink, TrainStore
-from agentrl.train.canary import canary_reference
 from agentrl.train.batch import PassBatch, build_pass
-from agentrl.train.checkpoint import checkpoint_path, prune_checkpoints, save_checkpoint
+from agentrl.train.canary import canary_reference
+from agentrl.train.checkpoint import Checkpoint, checkpoint_path, prune_checkpoints, save_checkpoint
 from agentrl.train.export import write_model, written_beside
 from agentrl.train.loss_inputs import StepSize
 from agentrl.train.metrics import PhaseClock, Report
+from agentrl.train.on_alarm import is_waited_for, may_go_on
 from agentrl.train.optimizer import learning_rate_at
 from agentrl.train.planner import StepPlan, is_supervised
 from agentrl.train.publish import PolicyLostError
+from agentrl.train.row_stats import RowStats
 from agentrl.train.session import Session, checkpoints_dir, open_session, start_model_dir
 from agentrl.train.whitening import whitened
-from agentrl.types import StepStatus, TrainStep
+from agentrl.types import Alarm, StepStatus, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -58,22 +60,28 @@ def train(
     open_store: Callable[[], Awaitable[TrainStore]],
     sinks: Callable[[], Sequence[MetricSink]],
     report: Report = lambda phase, step: None,
-) -> None:
+) -> tuple[Alarm, ...]:
     """Train from the newest checkpoint (or the start model) to `max_steps`, then export run_dir/final.
 
+    Returns the alarms that ended it before, with `on_alarm` stop or pause; none if the run is complete.
     `open_store` runs on a thread of its own in every process; `sinks` and `report` are only called on rank 0.
     Raises UserError for what the user can fix, TrainingError before a wrong update, StoreError if the database is lost.
     """
     policy_term(config.loss)  # an unknown loss is refused before anything is opened
     with open_session(config, open_store=open_store, sinks=sinks, report=report) as session:
-        finish_interrupted_step(session)
+        alarms = finish_interrupted_step(session)
+        if config.train.on_alarm == "pause" and not may_go_on(session, step=session.first_step - 1, alarms=alarms):
+            return alarms
         for step in range(session.first_step, config.train.max_steps + 1):
-            train_step(session, step)
+            alarms = train_step(session, step)
+            if not may_go_on(session, step=step, alarms=alarms):
+                return alarms
         export_final(session)
+    return ()
 
 
-def train_step(session: Session, step: int) -> None:
-    """One optimizer step, from plan to commit. Raises before the weights change, or completes."""
+def train_step(session: Session, step: int) -> tuple[Alarm, ...]:
+    """One optimizer step, from plan to commit. Raises before the weights change, or returns its alarms."""
     clock = PhaseClock(step=step, report=session.report)
     with clock.phase("wait"):
         plan = broadcast_plan(session, step)
@@ -99,7 +107,21 @@ def train_step(session: Session, step: int) -> None:
         "num_tokens": float(sum(sequence.num_tokens for sequence in plan.sequences)),
         "num_sequences": float(len(plan.sequences)),
     }
-    finish_step(session, plan.entry, metrics=metrics, clock=clock)
+    alarms = raise_alarms(session, plan.entry, metrics=metrics, rows=tally.rows)
+    told = {**metrics, **{f"alarm_{alarm.name}": 1.0 for alarm in alarms}}
+    finish_step(session, replace(plan.entry, alarms=alarms), metrics=told, clock=clock)
+    return alarms
+
+
+def raise_alarms(
+    session: Session, entry: TrainStep, *, metrics: Mapping[str, float], rows: Sequence[RowStats]
+) -> tuple[Alarm, ...]:
+    """What the stability watch says of a step, the same on every rank."""
+    message: list[tuple[Alarm, ...]] = [()]
+    if session.rank_zero is not None:
+        message[0] = session.rank_zero.watch.alarms(entry, metrics=metrics, rows=rows)
+    broadcast_object_list(message)
+    return message[0]
 
 
 def whiten(session: Session, passes: Sequence[PassBatch]) -> tuple[list[PassBatch], dict[str, float]]:
@@ -141,7 +163,8 @@ def _plan_of_rank_zero(session: Session, step: int) -> StepPlan | AgentRLError |
 def finish_step(session: Session, entry: TrainStep, *, metrics: Mapping[str, float], clock: PhaseClock) -> None:
     """Make the updated weights durable and known, in this order: checkpoint, policy version, ledger, sinks."""
     config = session.config.train
-    is_due = entry.step % config.save_steps == 0 or entry.step == config.max_steps
+    is_last = entry.step == config.max_steps
+    is_due = is_last or entry.step % config.save_steps == 0 or is_waited_for(session, entry.alarms)
     path = checkpoint_path(checkpoints_dir(session.config), entry.step)
     if is_due:
         with clock.phase("checkpoint"):
@@ -196,12 +219,21 @@ def tell_sinks(session: Session, *, step: int, metrics: Mapping[str, float]) -> 
         sink.write(step, metrics)
 
 
-def finish_interrupted_step(session: Session) -> None:
-    """Publish version 0 of a new run; finish the checkpoint's step where a kill left it unpublished, open or untold."""
+def finish_interrupted_step(session: Session) -> tuple[Alarm, ...]:
+    """Publish version 0 of a new run; finish the checkpoint's step where a kill left it unpublished, open or untold.
+
+    Returns that step's alarms, on every rank. Where the kill came before they were in the ledger, without Records.
+    """
     checkpoint = session.checkpoint
     publish(session, version=0 if checkpoint is None else checkpoint.step)
-    if checkpoint is None or session.rank_zero is None:
-        return
+    alarms = [() if checkpoint is None else _close_step_of(checkpoint, session=session)]
+    broadcast_object_list(alarms)
+    return alarms[0]
+
+
+def _close_step_of(checkpoint: Checkpoint, *, session: Session) -> tuple[Alarm, ...]:
+    if session.rank_zero is None:
+        return ()
     entry = session.feed.call(lambda store: store.get_step(checkpoint.step))
     if entry is None:
         raise ConfigError(
@@ -210,9 +242,12 @@ def finish_interrupted_step(session: Session) -> None:
         )
     if entry.status is not StepStatus.COMMITTED:
         clock = PhaseClock(step=checkpoint.step, report=session.report)
+        alarms = session.rank_zero.watch.alarms(entry, metrics=checkpoint.metrics, rows=())
+        entry = replace(entry, alarms=alarms)
         commit(session, entry, metrics=checkpoint.metrics, clock=clock, checkpoint=str(checkpoint.path))
     else:
         tell_sinks(session, step=entry.step, metrics=entry.metrics)  # maybe a second time; they keep one
+    return entry.alarms
 
 
 def export_final(session: Session) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from agentrl.algo.losses import combine_metrics
 from agentrl.train.batch import PassBatch
+from agentrl.train.row_stats import RowStats
 from agentrl.types import Float32Array
 
 MISMATCH_QUANTILE = 0.99
@@ -67,6 +68,7 @@ class StepTally:
     mismatch: list[Float32Array] = field(default_factory=list)
     loss_parts: list[dict[str, float]] = field(default_factory=list)  # LossOutputs.metrics of each pass
     bad_row_ids: list[str] = field(default_factory=list)
+    rows: list[RowStats] = field(default_factory=list)
 
     def add(self, batch: PassBatch, *, logprobs_N: torch.Tensor, loss_metrics: dict[str, float]) -> None:
         """Count one pass."""
@@ -93,6 +95,9 @@ class StepTally:
         metrics.pop("weight_total", None)
         metrics["clip_fraction"] = metrics["clip_fraction_low"] + metrics["clip_fraction_high"]
         metrics["num_trained_tokens"] = float(self.num_trained_tokens)
+        num_positive = sum(row.num_positive for row in self.rows)
+        if num_positive:
+            metrics["positive_logprob_mean"] = sum(row.positive_logprob_sum for row in self.rows) / num_positive
         metrics["logprob_mean"] = self.logprob_sum / max(self.num_trained_tokens, 1)
         if self.num_sampled_tokens:
             metrics["staleness_mean"] = self.staleness_sum / self.num_sampled_tokens
@@ -117,4 +122,5 @@ def merge(tallies: Sequence[StepTally]) -> StepTally:
         mismatch=[part for tally in tallies for part in tally.mismatch],
         loss_parts=[part for tally in tallies for part in tally.loss_parts],
         bad_row_ids=[row_id for tally in tallies for row_id in tally.bad_row_ids],
+        rows=[row for tally in tallies for row in tally.rows],
     )

@@ -24,6 +24,7 @@ import numpy as np
 
 from agentrl.algo.packing import plan_micro_batches
 from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
+from agentrl.algo.watch import length_reward_correlation
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.pacing import Pace
@@ -114,7 +115,19 @@ def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
         completion_tokens = sum(row.num_trained_tokens for group in trainable for row in group.sequences)
         metrics["reward_trained"] = float(np.mean(trained_rewards))
         metrics["completion_tokens_mean"] = completion_tokens / len(trained_rewards)
+        correlation = length_reward_correlation([_lengths_and_rewards(group) for group in trainable])
+        if correlation is not None:
+            metrics["length_reward_correlation"] = correlation
     return metrics
+
+
+def _lengths_and_rewards(group: SettledGroup) -> list[tuple[float, float]]:
+    """Trained tokens and reward of every Record of a group that gave rows."""
+    lengths: Counter[str] = Counter()
+    for row in group.sequences:
+        lengths[row.id.rpartition("/s")[0]] += row.num_trained_tokens
+    rewards = group.settlement.rewards
+    return [(float(length), rewards[record_id]) for record_id, length in lengths.items() if record_id in rewards]
 
 
 class StepPlanner:

@@ -33,6 +33,7 @@ from agentrl.train.model import PolicyModule, check_head, load_policy, prepare_t
 from agentrl.train.optimizer import build_optimizer
 from agentrl.train.planner import StepPlanner, is_supervised
 from agentrl.train.publish import PolicyPublisher
+from agentrl.train.stability import StabilityWatch
 from agentrl.train.trackers import TrackerSink, parse_trackers, tracker_arguments
 
 FEED_TIMEOUT_FACTOR = 6  # a call may be several store operations, each bounded by db_timeout_s
@@ -50,6 +51,7 @@ class RankZero:
 
     planner: StepPlanner
     publisher: PolicyPublisher
+    watch: StabilityWatch
     sinks: tuple[MetricSink, ...]
     report: Report
 
@@ -130,6 +132,7 @@ def open_session(
             rank_zero = RankZero(
                 planner=planner,
                 publisher=publisher,
+                watch=StabilityWatch(feed, first_step=1 if checkpoint is None else checkpoint.step + 1),
                 sinks=tuple(opened),
                 report=report,
             )

@@ -9,7 +9,7 @@ import bson
 from bson.codec_options import CodecOptions
 
 from agentrl.store import ledger_documents
-from agentrl.types import InferenceService, PolicyVersion, ServiceStatus, StepStatus, TrainStep, Worker
+from agentrl.types import Alarm, InferenceService, PolicyVersion, ServiceStatus, StepStatus, TrainStep, Worker
 from factories import make_sequence
 
 OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True, tzinfo=UTC)
@@ -36,6 +36,7 @@ def test_ledger_entries_read_back_equal() -> None:
         sequence_ids=("s0", "s1"),
         dropped={"train:0:c": "stale"},
         metrics={"loss/policy": 0.25, "clip.fraction": 0.0},
+        alarms=(Alarm(name="zero_signal", message="m", steps=(2, 3), subjects=("train:0:c",)),),
         attempts=2,
         planned_at=NOW,
         committed_at=NOW,

@@ -35,7 +35,7 @@ from agentrl.cli.service import run_interruptible
 from agentrl.cli.tasks import enqueue_train_tasks, read_task_file
 from agentrl.config import RunConfig
 from agentrl.config.secrets import masked, masked_uri
-from agentrl.errors import UnavailableError
+from agentrl.errors import StoppedByAlarmError, UnavailableError
 from agentrl.inspector import RunProgress
 from agentrl.store import MongoStore
 
@@ -84,7 +84,20 @@ async def launch(config: RunConfig, *, console: Console) -> None:
             config, progress = await _run_to_completion(config, uri=uri, supervisor=supervisor, console=console)
             with phase(console, "stopping"):
                 await supervisor.stop()
+    check_not_stopped(config, progress=progress)
     show_summary(console, config=config, progress=progress, uri=uri)
+
+
+def check_not_stopped(config: RunConfig, *, progress: RunProgress) -> None:
+    """Raise StoppedByAlarmError if the trainer ended before its last step, because of the newest step's alarms."""
+    alarms = progress.steps[-1].alarms if progress.steps else ()
+    if progress.step >= config.train.max_steps or not alarms:
+        return
+    what = "; ".join(f"{alarm.name}: {alarm.message} ({', '.join(alarm.subjects)})" for alarm in alarms)
+    raise StoppedByAlarmError(
+        f"the stability watch ended run {config.run.run_name} after step {progress.step} of {config.train.max_steps}: "
+        f"{what}. Launching again continues from its checkpoint; with --on_alarm warn alarms are told only"
+    )
 
 
 def _start_database(config: RunConfig, *, supervisor: Supervisor) -> str:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.cli.exit_codes import EXIT_STOPPED, EXIT_USER_ERROR
 from agentrl.cli.launch.groups import end_groups
 from agentrl.cli.launch.guard import longest_end_s
 from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
@@ -40,7 +41,6 @@ GUARD_POLL_S = 0.5
 EXIT_POLL_S = 0.05
 LIFE_POLL_S = 1.0
 HANG_TIMEOUT_S = 180.0
-USER_ERROR_EXIT = 2
 LOG_TAIL_LINES = 15
 SAYING = "agentrl: "
 
@@ -62,7 +62,7 @@ class ChildSpec:
     environ: Mapping[str, str]
     log_path: Path
     stop_stage: int = 0  # 0 stops first; a stage starts to stop when the one before is down
-    ends_run: bool = False  # exit code 0 means the run is complete
+    ends_run: bool = False  # exit code 0 means the run is complete, EXIT_STOPPED that an alarm ended it
     has_pulse: bool = False  # it touches the file that PULSE_FILE names (`cli/pulse.py`)
 
     @property
@@ -193,11 +193,11 @@ class Supervisor:
         """Restart the child until it ends the run (True) or fails too often in a row."""
         while True:
             code = await self._run(spec)
-            if spec.ends_run and code == 0:
+            if spec.ends_run and code in {0, EXIT_STOPPED}:
                 return True
             self._failures[spec.name] += 1
             failures = self._failures[spec.name]
-            is_hopeless = code == USER_ERROR_EXIT and self.restarts[spec.name] == 0  # later: a peer may be restarting
+            is_hopeless = code == EXIT_USER_ERROR and self.restarts[spec.name] == 0  # later: a peer may be restarting
             if is_hopeless:
                 raise ChildRefusedError(_describe_refusal(spec))
             if failures > MAX_FAILURES_WITHOUT_PROGRESS:
