@@ -40,6 +40,7 @@ LIKELIHOOD_FALL = 0.5
 SIGNAL_SHARE = 0.05
 LENGTH_CORRELATION = 0.6
 LENGTH_GROWTH = 1.5
+SILENT_REASONS = ("zero_advantage", "minimal_advantage", "non_positive_advantage", "no_spread")
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 
 
@@ -186,16 +187,11 @@ def length_reward_correlation(groups: Sequence[Sequence[tuple[float, float]]]) -
 
 
 def signal_share(metrics: Mapping[str, float]) -> float | None:
-    """Share of groups with a signal, those dropped without a step included; stale ones say nothing about it."""
+    """Share of groups with a signal, those dropped for lack of one without a step included."""
     if "group_signal_share" not in metrics:
         return None
     taken = metrics.get("num_groups", 0.0)
-    prefix = "num_dropped_"
-    silent = sum(
-        count
-        for name, count in metrics.items()
-        if name.startswith(prefix) and name.removeprefix(prefix) not in {"stale", "retired"}
-    )
+    silent = sum(metrics.get(f"num_dropped_{reason}", 0.0) for reason in SILENT_REASONS)
     return metrics["group_signal_share"] * taken / (taken + silent) if taken else None
 
 

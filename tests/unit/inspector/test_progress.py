@@ -5,7 +5,7 @@ from rich.console import Console
 
 from agentrl.inspector import RunProgress, render_progress, render_status
 from agentrl.inspector.progress import describe_step
-from agentrl.types import InferenceService, ServiceStatus, StepStatus, TaskStatus, TrainStep, Worker
+from agentrl.types import Alarm, InferenceService, ServiceStatus, StepStatus, TaskStatus, TrainStep, Worker
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -16,6 +16,11 @@ def make_step(step: int, *, at_s: float, reward: float = 0.5) -> TrainStep:
         step=step, status=StepStatus.COMMITTED, policy_version=step - 1, task_ids=(), sequence_ids=(), metrics=metrics,
         committed_at=NOW + timedelta(seconds=at_s),
     )  # fmt: skip
+
+
+def with_alarm(step: TrainStep, name: str = "zero_signal") -> TrainStep:
+    alarm = Alarm(name=name, message="0.0% of the groups had a signal", steps=(step.step,), subjects=("t/g1", "t/g2"))
+    return replace(step, alarms=(alarm,))
 
 
 def make_progress(*steps: TrainStep, num_restarts: int = 0) -> RunProgress:
@@ -104,3 +109,18 @@ def test_a_quarantined_engine_and_what_it_cost_are_shown():
     assert "QUARANTINED, policy v3" in shown
     assert "1 engine quarantined" in shown
     assert "3 groups not trained" in shown
+
+
+def test_alarms_are_lines_of_the_live_view_and_of_the_log():
+    progress = make_progress(with_alarm(make_step(1, at_s=0)), make_step(2, at_s=2))
+    assert "alarm       step 1, zero_signal: 0.0% of the groups had a signal; see t/g1, t/g2" in text_of(
+        render_progress(progress)
+    )
+    assert describe_step(progress.up_to(1)).splitlines()[1].strip().startswith("alarm zero_signal: ")
+    assert len(describe_step(progress).splitlines()) == 1
+
+
+def test_only_the_newest_alarms_are_shown():
+    steps = [with_alarm(make_step(number, at_s=number), name=f"alarm_{number}") for number in range(1, 7)]
+    shown = text_of(render_progress(make_progress(*steps)))
+    assert [f"alarm_{number}" in shown for number in range(1, 7)] == [False] * 3 + [True] * 3

@@ -18,7 +18,7 @@ from agentrl.algo.losses.gspo import gspo
 from agentrl.algo.losses.interface import PolicyTerm
 from agentrl.algo.losses.minirl import minirl
 from agentrl.algo.losses.reinforce import reinforce
-from agentrl.config.loss_names import unknown_loss
+from agentrl.config.loss import unknown_loss
 from agentrl.config.sections import LossConfig
 from agentrl.errors import ConfigError
 

@@ -298,7 +298,7 @@ def _describe_refusal(spec: ChildSpec) -> str:
     """What the child said when it left, as every command does, with `agentrl: ` before it."""
     said = [line for line in _last_lines(spec.log_path) if line.startswith(SAYING)]
     if not said:
-        return _describe_failure(spec, USER_ERROR_EXIT, attempts=1)
+        return _describe_failure(spec, EXIT_USER_ERROR, attempts=1)
     return f"{spec.name}: {said[-1].removeprefix(SAYING)} ({spec.log_path})"
 
 

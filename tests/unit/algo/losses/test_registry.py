@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from agentrl.algo.losses import LossConfig, LossInputs, build_loss, policy_term
 from agentrl.algo.losses.registry import POLICY_TERMS
-from agentrl.config.loss_names import BUILT_IN_LOSSES
+from agentrl.config.loss import BUILT_IN_LOSSES
 from agentrl.errors import ConfigError
 
 DOCS = Path(__file__).parents[4] / "docs" / "algorithms.md"

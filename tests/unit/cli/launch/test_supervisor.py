@@ -346,3 +346,12 @@ async def test_a_stopped_child_and_one_whose_loop_is_stuck_are_killed_and_restar
             assert ups(tmp_path, "healthy") == 1
             assert supervisor.restarts == {"stuck": 1, "stopped": 1}
     assert not list(tmp_path.glob("*.pulse"))
+
+
+async def test_a_trainer_that_an_alarm_ended_is_not_started_again(tmp_path, fast):
+    with closing(Guard(lock_descriptors=())) as guard:
+        async with Supervisor(guard=guard) as supervisor:
+            supervisor.start(make_spec(tmp_path, "print('up', flush=True); raise SystemExit(3)", ends_run=True))
+            await until(supervisor.check)
+            assert ups(tmp_path) == 1
+            assert not supervisor.restarts
