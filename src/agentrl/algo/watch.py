@@ -7,7 +7,7 @@
     likelihood_collapse    positive_logprob_mean: w is 0.5 below its best w so far, in 5 steps one after the other:
                            what is rewarded becomes less likely (lazy likelihood displacement)
     zero_signal            fewer than 5 % of the groups had a signal, 5 steps in a row
-    length_reward          correlation of length and reward in a group: w beyond +-0.6 while lengths are 1.5 x base:
+    length_reward          correlation of length and reward in a group: w beyond +-0.75 while lengths are 2 x base:
                            reward is earned by length (+), or answers are cut off as they grow (-)
 
 A number that is not in the metrics, because the step could not measure it, is not looked at. An alarm that was raised
@@ -38,8 +38,8 @@ MISMATCH_FACTOR = 10.0
 MISMATCH_AT_LEAST = 0.01
 LIKELIHOOD_FALL = 0.5
 SIGNAL_SHARE = 0.05
-LENGTH_CORRELATION = 0.6
-LENGTH_GROWTH = 1.5
+LENGTH_CORRELATION = 0.75
+LENGTH_GROWTH = 2.0
 SILENT_REASONS = ("zero_advantage", "minimal_advantage", "non_positive_advantage", "no_spread")
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -21,39 +21,53 @@ def render_comparison(
     comparison: Comparison, *, step: int, num_rows: int, weights: str, recorded: Mapping[str, float]
 ) -> RenderableType:
     """Numbers of every loss, then the cosines between their gradients. `recorded`: what the run itself logged."""
-    numbers = Table(box=None, pad_edge=False, header_style="dim")
-    numbers.add_column("loss", overflow="fold")
-    columns = ("value", "grad norm", "clipped", "muted", "ESS", "ratio", "max ratio", "approx KL", "entropy")
-    for column in columns:
-        numbers.add_column(column, justify="right")
-    for found in comparison.replays:
-        numbers.add_row(
-            plain(found.name),
-            f"{found.loss:+.5f}",
-            f"{found.grad_norm:.4g}",
-            *(f"{getattr(found, name):.1%}" for name in _SHARES),
-            f"{found.ratio_mean:.4f}",
-            f"{found.ratio_max:.3f}",
-            f"{found.approx_kl:.2e}",
-            f"{found.entropy:.3f}",
-        )
+    letters = [chr(ord("A") + index) for index in range(len(comparison.replays))]
+    names = [plain(f"{letter}  {found.name}") for letter, found in zip(letters, comparison.replays, strict=True)]
     parts: list[RenderableType] = [
         Text(f"step {step}: {num_rows} rows, weights: {weights}", style="bold"),
         Text(),
-        numbers,
+        *names,
+        Text(),
+        _numbers(comparison, letters=letters),
     ]
     if recorded:
         logged = ", ".join(f"{name} {value:.5g}" for name, value in recorded.items())
         parts.append(Text(f"the run itself logged {logged}", style="dim"))
-    parts += [Text(), Text("cosine between gradients", style="dim"), _cosines(comparison), Text(), _legend()]
+    parts += [
+        Text(),
+        Text("cosine between gradients", style="dim"),
+        _cosines(comparison, letters=letters),
+        Text(),
+        _legend(),
+    ]
     return Group(*parts)
 
 
-def _cosines(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(overflow="fold")
-    for found, row in zip(comparison.replays, comparison.cosines, strict=True):
-        table.add_row(plain(found.name), *(f"{value:+.3f}" for value in row))
+def _numbers(comparison: Comparison, *, letters: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column()
+    for column in ("value", "grad norm", "clipped", "muted", "ESS", "ratio", "max", "approx KL", "entropy"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for letter, found in zip(letters, comparison.replays, strict=True):
+        table.add_row(
+            letter,
+            f"{found.loss:+.5f}",
+            f"{found.grad_norm:.4g}",
+            *(f"{getattr(found, name):.1%}" for name in _SHARES),
+            f"{found.ratio_mean:.3f}",
+            f"{found.ratio_max:.3f}",
+            f"{found.approx_kl:.1e}",
+            f"{found.entropy:.3f}",
+        )
+    return table
+
+
+def _cosines(comparison: Comparison, *, letters: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("", *letters):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for letter, row in zip(letters, comparison.cosines, strict=True):
+        table.add_row(letter, *(f"{value:+.3f}" for value in row))
     return table
 
 

@@ -34,8 +34,8 @@ def healthy(step: int, *, num_steps: int, seed: int = 0) -> dict[str, float]:
         "positive_logprob_mean": -0.4 + 0.3 * progress + rng.uniform(-0.05, 0.05),
         "group_signal_share": max(0.15, 0.9 - 0.6 * progress),
         "num_groups": 16.0,
-        "length_reward_correlation": rng.uniform(-0.5, 0.5),
-        "completion_tokens_mean": 30 + 10 * progress,
+        "length_reward_correlation": rng.uniform(-0.8, 0.8),
+        "completion_tokens_mean": 30 + 25 * progress,
     }
 
 
@@ -72,7 +72,7 @@ COLLAPSES: dict[AlarmName, Callable[[int], Mapping[str, float]]] = {
     AlarmName.LIKELIHOOD_COLLAPSE: lambda step: {"positive_logprob_mean": -0.3 - 0.1 * max(0, step - 15)},
     AlarmName.ZERO_SIGNAL: lambda step: {"group_signal_share": 0.0 if step > 20 else 0.6},
     AlarmName.LENGTH_REWARD: lambda step: {
-        "length_reward_correlation": 0.8,
+        "length_reward_correlation": 0.9,
         "completion_tokens_mean": 30.0 * (1 + max(0, step - 15) / 10),
     },
 }
