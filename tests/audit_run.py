@@ -105,6 +105,7 @@ def make_runner(store: Store, engine: ScriptedEngine, model_dir: Path) -> GroupR
         chat=ChatFormat.load(model_dir),
         client=engine,
         toolbox=FunctionToolbox([add]),
+        journal=store,
         commit_turn=store.commit_turn,
         rollout=CONFIG.rollout,
         inference=CONFIG.inference,

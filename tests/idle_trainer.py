@@ -16,7 +16,7 @@ from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
 from agentrl.train.feed import StoreFeed
 from agentrl.train.planner import StepPlanner
-from agentrl.types import InferenceService, PolicyVersion, ServiceStatus, StepStatus, Task, TrainStep
+from agentrl.types import InferenceService, PolicyVersion, Recovery, ServiceStatus, StepStatus, Task, TrainStep
 from factories import make_task
 from scripted_engine import ScriptedEngine
 
@@ -108,7 +108,14 @@ async def sampler(config: RunConfig, store: MemoryStore, engine: ScriptedEngine)
     stop = asyncio.Event()
     chat = ChatFormat.load(engine.model_dir)
     running = asyncio.create_task(
-        run_sampler(config, store=store, toolbox=FunctionToolbox([add]), client=engine, chat=chat, stop=stop)
+        run_sampler(
+            config,
+            store=store,
+            toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
+            client=engine,
+            chat=chat,
+            stop=stop,
+        )
     )
     try:
         yield

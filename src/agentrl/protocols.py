@@ -26,6 +26,7 @@ from agentrl.types import (
     Task,
     TaskClaim,
     TaskStatus,
+    ToolCall,
     ToolRequest,
     ToolResult,
     ToolSpec,
@@ -97,6 +98,13 @@ class TaskStore(Protocol):
         """Start a failed Record over as attempt n + 1, without turns; the failed header is copied to Quarantine.
 
         Returns the new header. Raises StaleClaimError, or StoreError if attempt n of the Record is not failed.
+        """
+        ...
+
+    async def restart_record(self, record: Record, *, reason: str) -> Record:
+        """The same for a running Record that was taken over and cannot be continued: Quarantine says for what reason.
+
+        Returns the new header. Raises StaleClaimError, or StoreError if attempt n of the Record is not running.
         """
         ...
 
@@ -236,6 +244,21 @@ class FleetStore(Protocol):
         ...
 
 
+class ToolJournal(Protocol):
+    """Results of tool calls that must not be executed twice."""
+
+    async def find_result(self, call: ToolCall) -> ToolResult | None:
+        """What the call returned when it was executed, whichever worker did; None if no result was kept."""
+        ...
+
+    async def put_result(self, call: ToolCall, result: ToolResult) -> ToolResult:
+        """Keep a result; durable when it returns.
+
+        Returns the one to use: if the call was executed twice, everybody uses the one that was written first.
+        """
+        ...
+
+
 class ReadStore(Protocol):
     """What people look at: run, tasks, records, steps. Never changes anything."""
 
@@ -352,7 +375,7 @@ class AuditStore(Protocol):
         ...
 
 
-class Store(TaskStore, TrainStore, FleetStore, ReadStore, AuditStore, Protocol):
+class Store(TaskStore, TrainStore, FleetStore, ToolJournal, ReadStore, AuditStore, Protocol):
     """All of it: what MongoStore and MemoryStore implement."""
 
     async def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""A failed Record is sampled again under a new attempt: on every store, and with a worker that dies in between."""
+"""A Record starts over under a new attempt, failed or taken over: on every store, also if a worker dies in between."""
 
 from __future__ import annotations
 
@@ -111,3 +111,59 @@ async def test_a_worker_that_dies_after_reopening_leaves_the_next_attempt_to_its
     second = await claim(store)
     (taken_over,) = await store.open_records(second)
     assert (taken_over.status, taken_over.attempt, taken_over.fence) == (RecordStatus.RUNNING, 2, second.fence)
+
+
+async def taken_over_after_a_turn(store: Store) -> tuple[Record, TaskClaim, Record]:
+    """The header its dead owner knew, the successor's claim, the header under that."""
+    await store.insert_tasks([make_task(num_generations=1)])
+    first = await claim(store)
+    (record,) = await store.open_records(first)
+    record = await store.commit_turn(record, make_turn(record, tool_results=["2"]))
+    await store.release_claim(first)
+    second = await claim(store)
+    (taken_over,) = await store.open_records(second)
+    return record, second, taken_over
+
+
+async def test_a_restarted_record_has_a_new_fence_and_attempt_and_its_old_turns_are_kept_with_the_reason(
+    store: Store,
+) -> None:
+    old, second, taken_over = await taken_over_after_a_turn(store)
+    record = await store.restart_record(taken_over, reason="the shell is gone")
+    assert (record.status, record.attempt, record.fence, record.turn_ids) == (
+        RecordStatus.RUNNING,
+        2,
+        second.fence,
+        (),
+    )
+    assert record.fence > old.fence
+    assert await store.get_record(old.id) == record
+    (kept,) = await store.list_quarantined()
+    assert (kept.key, kept.reason, kept.ids) == (f"attempt 1 of {old.id}", "the shell is gone", old.turn_ids)
+    (turn,) = await store.load_turns(old)
+    assert turn.model.id == old.turn_ids[0]
+
+
+async def test_restarting_again_after_a_lost_reply_finds_its_own_work(store: Store) -> None:
+    _, _, taken_over = await taken_over_after_a_turn(store)
+    first = await store.restart_record(taken_over, reason="gone")
+    assert await store.restart_record(taken_over, reason="gone") == first
+    assert len(await store.list_quarantined()) == 1
+
+
+async def test_neither_the_dead_owner_nor_the_old_attempt_reaches_a_restarted_record(store: Store) -> None:
+    old, _, taken_over = await taken_over_after_a_turn(store)
+    record = await store.restart_record(taken_over, reason="gone")
+    with pytest.raises(StaleClaimError):
+        await store.commit_turn(old, make_turn(old))
+    with pytest.raises(StaleClaimError):
+        await store.restart_record(old, reason="late")
+    with pytest.raises(StoreError):
+        await store.commit_turn(taken_over, make_turn(taken_over))
+    assert await store.get_record(old.id) == record
+
+
+async def test_only_an_unfinished_record_is_restarted(store: Store) -> None:
+    _, old = await failed_after_a_turn(store)
+    with pytest.raises(StoreError, match="only a running attempt is restarted"):
+        await store.restart_record(old, reason="gone")

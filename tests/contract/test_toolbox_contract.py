@@ -12,7 +12,7 @@ import pytest_asyncio
 from agentrl.protocols import Toolbox
 from agentrl.tools import FunctionToolbox, McpToolbox, ServerConfig
 from agentrl.tools.config_file import TransportKind
-from agentrl.types import ToolRequest, ToolStatus
+from agentrl.types import Recovery, ToolRequest, ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,7 +52,7 @@ async def open_mcp() -> Toolbox:
         kind=TransportKind.STDIO,
         command=sys.executable,
         args=(str(SERVER),),
-        stateless=True,
+        recovery=Recovery.STATELESS,
         timeout_s=30,
         max_in_flight=16,
         sessions=1,

@@ -30,7 +30,7 @@ from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import MCPSampler
 from agentrl.store import MemoryStore, MongoStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import DBRecordData, GroupSettlement, Record, Task, TaskClaim, Turn
+from agentrl.types import DBRecordData, GroupSettlement, Record, Recovery, Task, TaskClaim, Turn
 from factories import make_task
 from scripted_engine import ScriptedEngine
 from tiny_chat import write_tiny_chat
@@ -125,7 +125,8 @@ class Group:
         agent = Agent(
             chat=chat,
             client=ScriptedEngine(model_dir, self.reply),
-            toolbox=FunctionToolbox([add]),
+            toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
+            journal=self.store,
             commit_turn=lambda record, turn: self.store.commit_turn(record, turn),
             rollout=self.config.rollout,
             inference=self.config.inference,

@@ -95,6 +95,7 @@ async def sample_group(store: Store, chat: ChatFormat, *, seed: int, num_generat
         chat=chat,
         client=engine,
         toolbox=FunctionToolbox([echo]),
+        journal=store,
         commit_turn=store.commit_turn,
         rollout=config.rollout,
         inference=config.inference,

@@ -19,7 +19,7 @@ from agentrl.config import ToolsConfig
 from agentrl.config.marks import LAUNCH_MARK
 from agentrl.errors import ConfigError, ToolServerError
 from agentrl.tools import McpToolbox, open_toolbox
-from agentrl.types import ToolRequest, ToolStatus
+from agentrl.types import Recovery, ToolRequest, ToolStatus
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "tests" / "data" / "tool_server.py"
@@ -86,7 +86,7 @@ async def wait_until(condition, *, seconds=20):
 async def test_the_bundled_servers_work_from_the_file_that_comes_with_the_project():
     box = await open_toolbox(ToolsConfig(mcp_config=ROOT / "assets" / "mcp_servers.json"))
     assert [spec.name for spec in box.list_tools()] == ["calculator", "search"]
-    assert all(spec.stateless for spec in box.list_tools())
+    assert all(spec.recovery is Recovery.STATELESS for spec in box.list_tools())
     assert (await box.call(request("calculator", expression="37*24"), deadline_s=10)).content == "888"
     broken = await box.call(request("calculator", expression="import os"), deadline_s=10)
     assert broken.status is ToolStatus.TOOL_ERROR
@@ -135,7 +135,7 @@ async def test_only_the_chosen_server_is_started(tmp_path):
 
 
 async def test_calls_of_a_stateless_server_survive_its_sigkill(tmp_path):
-    box = await open_toolbox(tools_config(tmp_path, {"test": stdio(stateless=True)}))
+    box = await open_toolbox(tools_config(tmp_path, {"test": stdio(recovery="stateless")}))
     victim = int((await box.call(request("pid"), deadline_s=10)).content)
     first_done = asyncio.Event()
 
@@ -164,7 +164,7 @@ async def test_a_call_in_flight_on_a_server_with_state_is_not_repeated_when_it_d
 
 
 async def test_a_call_that_kills_its_stateless_server_is_given_up_after_two_repeats(tmp_path):
-    box = await open_toolbox(tools_config(tmp_path, {"test": stdio(stateless=True)}))
+    box = await open_toolbox(tools_config(tmp_path, {"test": stdio(recovery="stateless")}))
     log = tmp_path / "calls"
     result = await box.call(request("crash", log=str(log)), deadline_s=60)
     assert result.status is ToolStatus.CRASHED
@@ -210,7 +210,7 @@ async def test_several_sessions_are_several_processes_that_share_the_calls(tmp_p
 
 async def test_an_http_server_may_come_up_late_die_and_come_back(tmp_path):
     port = free_port()
-    config = tools_config(tmp_path, {"web": {"url": f"http://127.0.0.1:{port}/mcp", "stateless": True}})
+    config = tools_config(tmp_path, {"web": {"url": f"http://127.0.0.1:{port}/mcp", "recovery": "stateless"}})
     opening = asyncio.create_task(open_toolbox(config))
     with process_of(str(SERVER), "--http", str(port)):
         box = await opening
@@ -280,7 +280,7 @@ async def test_a_session_that_an_older_http_server_forgot_is_opened_anew(tmp_pat
     await runner.setup()
     port = free_port()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    servers = {"old": {"url": f"http://127.0.0.1:{port}/mcp", "stateless": True}}
+    servers = {"old": {"url": f"http://127.0.0.1:{port}/mcp", "recovery": "stateless"}}
     box = await open_toolbox(tools_config(tmp_path, servers))
     assert (await box.call(request("whoami"), deadline_s=10)).content == "session-0"
     endpoint.live = "none"

@@ -154,8 +154,14 @@ class _Audit:
             verdicts.count(Check.TURN_CHAIN, len(record.turn_ids))
             verdicts.add(check_chain(record, facts))
             if record.status is not RecordStatus.FAILED:  # a failed attempt is in Quarantine before it is given up
-                verdicts.add(check_late_work(record.turn_ids, self.refused, subject=record.id, what="committed"))
+                turn_ids = self._turns_in_use(record)
+                verdicts.add(check_late_work(turn_ids, self.refused, subject=record.id, what="committed"))
             self._note_versions(record, facts)
+
+    def _turns_in_use(self, record: Record) -> list[str]:
+        """Committed turns, without those of a running attempt that is just being given up: Quarantine comes first."""
+        given_up = f"attempt {record.attempt} of {record.id}" if record.status is RecordStatus.RUNNING else None
+        return [turn_id for turn_id in record.turn_ids if self.refused.get(turn_id) != given_up or given_up is None]
 
     def _note_versions(self, record: Record, facts: GroupFacts) -> None:
         for turn_id in record.turn_ids:

@@ -29,8 +29,10 @@ from uuid import uuid4
 from agentrl.algo.suspects import FINISHED, STARTED
 from agentrl.chat import ChatFormat, ParsedCompletion, parse_completion
 from agentrl.config import InferenceConfig, RolloutConfig
-from agentrl.protocols import GenerationClient, Toolbox
+from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
+from agentrl.rollout.deadlines import deadline, stopped_clock
 from agentrl.rollout.limits import Limits, decide_stop, read_turn
+from agentrl.rollout.recovery import call_once, journalled_call
 from agentrl.scoring import extract_answer
 from agentrl.types import (
     DispatchedSamplingTask,
@@ -38,6 +40,7 @@ from agentrl.types import (
     GenerateReply,
     GenerateRequest,
     Record,
+    Recovery,
     SamplingParams,
     StopReason,
     Task,
@@ -59,6 +62,7 @@ class Agent:
     chat: ChatFormat
     client: GenerationClient
     toolbox: Toolbox
+    journal: ToolJournal  # of the calls that must not be made twice
     commit_turn: Commit  # makes a turn durable and returns the new header
     rollout: RolloutConfig
     inference: InferenceConfig
@@ -110,11 +114,12 @@ async def run_rollout(task: Task, *, record: Record, committed: Sequence[Turn], 
         if len(context_ids) + len(prompt_ids) > limits.max_context_tokens:
             stop = StopReason.CONTEXT_LIMIT
             break
-        async with asyncio.timeout(agent.rollout.turn_timeout_s):
+        async with deadline(agent.rollout.turn_timeout_s):
             turn = await _take_turn(
                 task, record=record, index=len(turns), context_ids=context_ids, prompt_ids=prompt_ids, agent=agent
             )
-        record = await agent.commit_turn(record, turn)
+        with stopped_clock():
+            record = await agent.commit_turn(record, turn)
         turns.append(turn)
         readings.append(read_turn(turn, schema=task.answer_schema))
         context_ids += [*prompt_ids, *turn.tokens.completion_ids]
@@ -231,7 +236,7 @@ async def _call_tools(
     parsed: ParsedCompletion, *, task: Task, model: DispatchedSamplingTask, agent: Agent
 ) -> tuple[DispatchedSamplingTask, ...]:
     """Run the calls of one turn concurrently; results keep the order of the calls."""
-    visible = {tool.name for tool in agent.visible_tools(task)}
+    visible = {tool.name: tool for tool in agent.visible_tools(task)}
     async with asyncio.TaskGroup() as group:
         running = [
             group.create_task(_call_tool(call, index=index, visible=visible, model=model, agent=agent))
@@ -241,7 +246,7 @@ async def _call_tools(
 
 
 async def _call_tool(
-    call: ToolRequest, *, index: int, visible: set[str], model: DispatchedSamplingTask, agent: Agent
+    call: ToolRequest, *, index: int, visible: Mapping[str, ToolSpec], model: DispatchedSamplingTask, agent: Agent
 ) -> DispatchedSamplingTask:
     started_at = agent.clock()
     if call.error is not None:
@@ -251,7 +256,7 @@ async def _call_tool(
         message = f"unknown tool {call.name!r}; available: {known}"
         result = ToolResult(status=ToolStatus.UNKNOWN_TOOL, content=message, error=message)
     else:
-        result = await agent.toolbox.call(call, deadline_s=agent.tool_timeout_s)
+        result = await _send(call, spec=visible[call.name], index=index, model=model, agent=agent)
     return replace(
         model,
         id=f"{model.id}/{index}",
@@ -265,4 +270,18 @@ async def _call_tool(
         finished_at=agent.clock(),
         tokens=None,
         error=result.error,
+    )
+
+
+async def _send(
+    call: ToolRequest, *, spec: ToolSpec, index: int, model: DispatchedSamplingTask, agent: Agent
+) -> ToolResult:
+    if spec.recovery is not Recovery.JOURNALLED:
+        return await agent.toolbox.call(call, deadline_s=agent.tool_timeout_s)
+    return await call_once(
+        call,
+        call=journalled_call(call, spec=spec, record_id=model.record_id, turn=model.turn, index=index),
+        toolbox=agent.toolbox,
+        journal=agent.journal,
+        deadline_s=agent.tool_timeout_s,
     )

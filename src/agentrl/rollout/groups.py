@@ -1,17 +1,20 @@
 """One claimed Task: its group of Records, sampled concurrently and settled once.
 
-    claim ─► open Records ─► resume or start each ─► finish each ─► settle (advantages, training rows)
-                                    ▲                     │ failed by infrastructure, with resample_error_records
-                                    └──── next attempt ◄──┘ and attempts left; or sampled by a quarantined engine
+    claim ─► open Records ─► resume, restart or start each ─► finish each ─► settle (advantages, training rows)
+                                    ▲                              │ failed by infrastructure, with
+                                    │                              │ resample_error_records and attempts left;
+                                    └──────── next attempt ◄───────┘ or sampled by a quarantined engine
 
 The claim's lease is renewed by the worker. Losing it cancels the group; whatever was committed stays, and the next
-owner continues from there. Settling is idempotent, so dying just before or after it loses nothing.
+owner continues from there, where the tools used so far allow it (recovery.py). Settling is idempotent, so dying just
+before or after it loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.algo.settle import settle_group
@@ -19,6 +22,7 @@ from agentrl.algo.suspects import QUARANTINED_ENGINE, engines_of, spoiled_by
 from agentrl.config import RunConfig
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.recovery import unresumable_tools
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.types import Record, RecordStatus, StopReason, TaskClaim, Turn
 
@@ -80,6 +84,9 @@ class GroupRunner:
         committed = await self.store.load_turns(record) if record.turn_ids else []
         if record.is_final:
             return record, tuple(committed)
+        lost = unresumable_tools(committed, toolbox=self.agent.toolbox)
+        if lost:
+            record, committed = await self._restart(record, lost=lost), []
         async with self.slots:
             sampler = self.sampler_class(claim.task, record=record, committed=committed, agent=self.agent)
             self.num_in_flight += 1
@@ -101,6 +108,14 @@ class GroupRunner:
             record, status=RecordStatus.FAILED, stop_reason=StopReason.ENGINE_ERROR, error=error,
             answer=None, score=None, scorer=None,
         )  # fmt: skip
+
+    async def _restart(self, record: Record, *, lost: Sequence[str]) -> Record:
+        """The next attempt of a Record that was taken over and cannot be continued here."""
+        reason = (
+            f"taken over at fence {record.fence} after using {', '.join(lost)}, which cannot be continued elsewhere"
+        )
+        logger.warning("%s: attempt %d restarts: %s", record.id, record.attempt, reason)
+        return await self.store.restart_record(record, reason=reason)
 
     async def _give_up(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
         """Close a Record of a Task that was claimed too often: whoever works on it dies."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.errors import EngineError, EngineErrorKind, ScoringError
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
+from agentrl.rollout.deadlines import deadline
 from agentrl.scoring import score_answer
 from agentrl.types import Record, RecordStatus, StopReason, Task, Turn
 
@@ -37,7 +37,7 @@ class AsyncSampler(ABC):
     async def sample(self) -> tuple[Record, tuple[Turn, ...]]:
         """Run and score: the final header and its turns. Cancellation and StaleClaimError pass through."""
         try:
-            async with asyncio.timeout(self.agent.rollout.record_timeout_s):
+            async with deadline(self.agent.rollout.record_timeout_s):
                 result = await self.run()
         except EngineError as error:
             return self._failed(_stop_reason_of(error), str(error)), ()

@@ -89,6 +89,7 @@ class SamplerWorker:
             chat=chat,
             client=client,
             toolbox=toolbox,
+            journal=store,
             commit_turn=store.commit_turn,
             rollout=config.rollout,
             inference=config.inference,

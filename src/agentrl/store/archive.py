@@ -35,7 +35,7 @@ from bson.raw_bson import RawBSONDocument
 from agentrl.errors import ArchiveError, StoreError
 from agentrl.store.connection import Database
 from agentrl.store.documents import Document
-from agentrl.store.indexes import DISPATCH, IMPORT, SEQUENCE, TOKEN_PART
+from agentrl.store.indexes import DISPATCH, IMPORT, SEQUENCE, TOKEN_PART, TOOL_JOURNAL
 from agentrl.store.parts import all_part_ids
 from agentrl.store.scan import Fingerprint, Progress, Writer, collection_names, is_empty, no_progress, read_all
 from agentrl.types import SCHEMA_VERSION
@@ -101,7 +101,7 @@ async def _write_file(database: Database, file: IO[bytes], progress: Progress) -
         seen = Fingerprint()
         async for document in documents:
             seen.add(document.raw)
-            if name in {SEQUENCE, DISPATCH}:
+            if name in {SEQUENCE, DISPATCH, TOOL_JOURNAL}:
                 part_ids.update(dict.fromkeys(all_part_ids(name, document)))
             write(_entry(name, document.raw))
             progress(name, seen.num_documents, seen.num_bytes)

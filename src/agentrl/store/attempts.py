@@ -1,7 +1,9 @@
-"""A failed Record is sampled again: its header starts over as the next attempt, the old one is kept as a fact.
+"""A Record starts over: its header begins the next attempt, the old one is kept as a fact.
 
-    1. Quarantine {_id: "attempt 1 of <record>", header: the failed header, dispatch_ids: its turns}   inserted once
-    2. Record {_id, fence, status: failed, attempt: 1} -> {status: running, attempt: 2, no turns}      compare-and-set
+    1. Quarantine {_id: "attempt 1 of <record>", reason, header: the old one, dispatch_ids: its turns}    inserted once
+    2. Record {_id, fence, status, attempt: 1} -> {status: running, attempt: 2, no turns}               compare-and-set
+
+A failed one does so to be sampled again, a running one whose sampler died when it cannot be continued elsewhere.
 
 The calls of the old attempt stay where they are: ids of later attempts contain the attempt.
 """
@@ -20,7 +22,7 @@ Quarantine = Callable[[str, Document], Awaitable[None]]
 
 
 def next_attempt(record: Record) -> Record:
-    """The header of a failed Record as its next attempt begins."""
+    """The header of a Record as its next attempt begins."""
     return Record(
         id=record.id,
         task_id=record.task_id,
@@ -38,37 +40,59 @@ def attempt_key(record: Record) -> str:
     return f"attempt {record.attempt} of {record.id}"
 
 
-def attempt_reason(record: Record) -> str:
-    """Why an attempt was given up, for Quarantine."""
+def failure_reason(record: Record) -> str:
+    """Why a failed attempt was given up, for Quarantine."""
     stopped = "without a reason" if record.stop_reason is None else f"with {record.stop_reason.value}"
     return f"failed {stopped} and was sampled again"
 
 
-def check_reopening(record: Record, *, header: Record) -> bool:
+def has_begun(record: Record, *, header: Record, given_up: RecordStatus) -> bool:
     """Whether `header` is the next attempt of `record` already, under the same claim.
 
-    Raises StaleClaimError if another claim owns the header, StoreError if it is not the failed attempt `record` is.
+    `given_up` is the status the old attempt must have. Raises StaleClaimError if another claim owns the header,
+    StoreError if it is not such an attempt.
     """
     if header.fence != record.fence:
-        raise StaleClaimError(f"reopening {record.id}: fence {record.fence} is old, {header.fence} owns it; stop")
+        raise StaleClaimError(f"starting {record.id} over: fence {record.fence} is old, {header.fence} owns it; stop")
     if (header.status, header.attempt) == (RecordStatus.RUNNING, record.attempt + 1):
         return True
-    if (header.status, header.attempt) != (RecordStatus.FAILED, record.attempt):
+    if (header.status, header.attempt) != (given_up, record.attempt):
+        rule = "sampled again" if given_up is RecordStatus.FAILED else "restarted"
         raise StoreError(
-            f"reopening {record.id}: attempt {header.attempt} is {header.status}, not the failed attempt "
-            f"{record.attempt}; only a failed attempt is sampled again"
+            f"starting {record.id} over: attempt {header.attempt} is {header.status}, not the {given_up} attempt "
+            f"{record.attempt}; only a {given_up} attempt is {rule}"
         )
     return False
 
 
 async def reopen_record(record: Record, *, database: Database, quarantine: Quarantine) -> Record:
     """See TaskStore.reopen_record."""
+    return await _start_over(
+        record, given_up=RecordStatus.FAILED, reason=failure_reason, database=database, quarantine=quarantine
+    )
+
+
+async def restart_record(record: Record, *, reason: str, database: Database, quarantine: Quarantine) -> Record:
+    """See TaskStore.restart_record."""
+    return await _start_over(
+        record, given_up=RecordStatus.RUNNING, reason=lambda header: reason, database=database, quarantine=quarantine
+    )
+
+
+async def _start_over(
+    record: Record,
+    *,
+    given_up: RecordStatus,
+    reason: Callable[[Record], str],
+    database: Database,
+    quarantine: Quarantine,
+) -> Record:
     header = await _read(record, database=database)
-    if check_reopening(record, header=header):
+    if has_begun(record, header=header, given_up=given_up):
         return header
     entry: Document = {
         "record_id": record.id,
-        "reason": attempt_reason(header),
+        "reason": reason(header),
         "header": record_to_document(header),
         "dispatch_ids": list(header.turn_ids),
     }
@@ -77,15 +101,15 @@ async def reopen_record(record: Record, *, database: Database, quarantine: Quara
     query = {
         "_id": record.id,
         "fence": record.fence,
-        "status": RecordStatus.FAILED.value,
+        "status": given_up.value,
         "attempt": any_spelling(record.attempt),
     }
     headers = database.durable(RECORD)
-    await database.run("reopen a record", lambda: headers.update_one(query, {"$set": fields}))
-    reopened = await _read(record, database=database)
-    if not check_reopening(record, header=reopened):
-        raise StoreError(f"reopening {record.id}: the header did not change")
-    return reopened
+    await database.run("start a record over", lambda: headers.update_one(query, {"$set": fields}))
+    begun = await _read(record, database=database)
+    if not has_begun(record, header=begun, given_up=given_up):
+        raise StoreError(f"starting {record.id} over: the header did not change")
+    return begun
 
 
 def any_spelling(attempt: int) -> object:
@@ -97,5 +121,5 @@ async def _read(record: Record, *, database: Database) -> Record:
     headers = database.durable(RECORD)
     document = await database.run("read a record", lambda: headers.find_one({"_id": record.id}))
     if document is None:
-        raise StoreError(f"reopening {record.id}: there is no such record")
+        raise StoreError(f"starting {record.id} over: there is no such record")
     return record_from_document(document)

@@ -106,8 +106,12 @@ def unpack(header: Mapping[str, Any], *, parts: Sequence[bytes] = ()) -> dict[st
 
 
 def part_ids(collection: str, document_id: str, header: Mapping[str, Any]) -> list[str]:
-    """Ids of the TokenParts of a document, in order; empty when its payload is inline."""
-    return [f"{collection}:{document_id}#{index}" for index in range(header.get("num_parts", 0))]
+    """Ids of the TokenParts of a document, in order; empty when its payload is inline.
+
+    They are named after the document, or where two writers may differ over its content after `parts_of`.
+    """
+    owner = header.get("parts_of", document_id)
+    return [f"{collection}:{owner}#{index}" for index in range(header.get("num_parts", 0))]
 
 
 def encode_json_value(value: Any) -> Any:

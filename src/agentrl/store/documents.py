@@ -351,13 +351,22 @@ def _as_tuple(array: codec.Array | bytes) -> tuple[Any, ...]:
     return () if isinstance(array, bytes) else tuple(array.tolist())
 
 
-def with_payload(collection: str, document: Document, arrays: Mapping[str, codec.Array | bytes]) -> Encoded:
+def with_payload(
+    collection: str,
+    document: Document,
+    arrays: Mapping[str, codec.Array | bytes],
+    *,
+    are_parts_named_by_content: bool = False,
+) -> Encoded:
     """The document with its arrays packed, and the TokenParts that did not fit into it."""
     if not arrays:
         return Encoded(document=document, parts=())
     payload = codec.pack(arrays)
-    parts = _part_documents(codec.part_ids(collection, document["_id"], payload.header), payload.parts)
-    return Encoded(document={**document, "payload": payload.header}, parts=parts)
+    header = payload.header
+    if are_parts_named_by_content and payload.parts:
+        header = {**header, "parts_of": f"{document['_id']}:{header['sha256']}"}
+    parts = _part_documents(codec.part_ids(collection, document["_id"], header), payload.parts)
+    return Encoded(document={**document, "payload": header}, parts=parts)
 
 
 def _part_documents(ids: Sequence[str], parts: Sequence[bytes]) -> tuple[Document, ...]:

@@ -25,6 +25,7 @@ RUN: Final = "Run"
 QUARANTINE: Final = "Quarantine"
 ENGINE_QUARANTINE: Final = "EngineQuarantine"
 IMPORT: Final = "Import"  # one document while an import is under way: see archive.py
+TOOL_JOURNAL: Final = "ToolJournal"
 JOURNAL_BARRIER: Final = "JournalBarrier"  # one document per process: see turns.py
 
 
@@ -44,4 +45,5 @@ INDEXES: Final[Mapping[str, tuple[IndexModel, ...]]] = {
     SEQUENCE: (_index("split"),),
     TRAIN_STEP: (_index("task_ids"),),
     POLICY_VERSION: (_index("version"),),
+    TOOL_JOURNAL: (_index("content_hash"),),
 }

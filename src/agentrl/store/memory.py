@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.protocols import TaskLook
-from agentrl.store.attempts import attempt_key, attempt_reason, check_reopening, next_attempt
 from agentrl.store.claims import at_epoch
 from agentrl.store.memory_audit import MemoryAuditReads
 from agentrl.store.memory_fleet import MemoryFleet
+from agentrl.store.memory_recovery import MemoryRecovery, Quarantined
 from agentrl.store.turns import extend_record
 from agentrl.types import (
     DBRecordData,
@@ -28,6 +28,7 @@ from agentrl.types import (
     Task,
     TaskClaim,
     TaskStatus,
+    ToolResult,
     TrainStep,
     Turn,
 )
@@ -54,14 +55,7 @@ class _TaskState:
         self.status, self.owner, self.lease_until = TaskStatus.PENDING, None, None
 
 
-@dataclass(slots=True)
-class _Quarantined:
-    what: str
-    reason: str
-    ids: list[str] = field(default_factory=list)
-
-
-class MemoryStore(MemoryAuditReads, MemoryFleet):
+class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet):
     """agentrl.protocols.Store in dictionaries. Methods never suspend, so each is atomic. `clock` is server time."""
 
     def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -74,7 +68,8 @@ class MemoryStore(MemoryAuditReads, MemoryFleet):
         self._steps: dict[int, TrainStep] = {}
         self._policies: dict[int, PolicyVersion] = {}
         self._run: dict[str, Any] = {}
-        self.quarantined: dict[str, _Quarantined] = {}
+        self._tool_results: dict[str, ToolResult] = {}
+        self.quarantined: dict[str, Quarantined] = {}
 
     async def prepare(self) -> None:
         """Nothing to do."""
@@ -210,15 +205,6 @@ class MemoryStore(MemoryAuditReads, MemoryFleet):
             raise StoreError(f"result of {record.id}: another one was written before at fence {record.fence}")
         self._records[record.id] = header if header.is_final else final
 
-    async def reopen_record(self, record: Record) -> Record:
-        """See TaskStore.reopen_record."""
-        header = self._records[record.id]
-        if not check_reopening(record, header=header):
-            key, reason = attempt_key(header), attempt_reason(header)
-            self.quarantined[key] = _Quarantined(what=key, reason=reason, ids=list(header.turn_ids))
-            self._records[record.id] = header = next_attempt(header)
-        return header
-
     async def settle_task(
         self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]
     ) -> None:
@@ -255,7 +241,7 @@ class MemoryStore(MemoryAuditReads, MemoryFleet):
 
     def _refusal(self, what: str, *, fence: int, ids: list[str]) -> StaleClaimError:
         reason = f"fence {fence} is old: another worker took the task over"
-        self.quarantined[f"{what} at fence {fence}"] = _Quarantined(what=what, reason=reason, ids=ids)
+        self.quarantined[f"{what} at fence {fence}"] = Quarantined(what=what, reason=reason, ids=ids)
         return StaleClaimError(f"{what}: {reason}; stop working on it")
 
     # --- TrainStore ---------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from agentrl.types import (
 )
 
 if TYPE_CHECKING:
-    from agentrl.store.memory import _Quarantined, _TaskState
+    from agentrl.store.memory import _TaskState
+    from agentrl.store.memory_recovery import Quarantined
 
 
 class MemoryAuditReads:
@@ -26,7 +27,7 @@ class MemoryAuditReads:
     _turns: dict[str, Turn]
     _sequences: dict[str, DBRecordData]
     _policies: dict[int, PolicyVersion]
-    quarantined: dict[str, _Quarantined]
+    quarantined: dict[str, Quarantined]
 
     async def list_task_ids(self) -> list[str]:
         """See AuditStore.list_task_ids."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.protocols import QuarantinedWork, TaskLook, TaskState
-from agentrl.store.attempts import reopen_record
+from agentrl.store.attempts import reopen_record, restart_record
 from agentrl.store.audit_reads import AuditReader
 from agentrl.store.connection import Database
 from agentrl.store.fleet import Fleet
@@ -17,6 +17,7 @@ from agentrl.store.ledger import Ledger
 from agentrl.store.reading import Reader
 from agentrl.store.sequences import SequenceRows
 from agentrl.store.tasks import TaskQueue
+from agentrl.store.tool_journal import ToolCallJournal
 from agentrl.store.turns import RecordWriter
 from agentrl.types import (
     DBRecordData,
@@ -30,6 +31,8 @@ from agentrl.types import (
     Task,
     TaskClaim,
     TaskStatus,
+    ToolCall,
+    ToolResult,
     TrainStep,
     Turn,
     Worker,
@@ -59,6 +62,7 @@ class MongoStore:
         self._fleet = Fleet(database)
         self._reader = Reader(database)
         self._audit = AuditReader(database)
+        self._tool_journal = ToolCallJournal(database)
 
     async def prepare(self) -> None:
         """See Store.prepare."""
@@ -122,6 +126,18 @@ class MongoStore:
     async def reopen_record(self, record: Record) -> Record:
         """See TaskStore.reopen_record."""
         return await reopen_record(record, database=self._database, quarantine=self._records.quarantine)
+
+    async def restart_record(self, record: Record, *, reason: str) -> Record:
+        """See TaskStore.restart_record."""
+        return await restart_record(record, reason=reason, database=self._database, quarantine=self._records.quarantine)
+
+    async def find_result(self, call: ToolCall) -> ToolResult | None:
+        """See ToolJournal.find_result."""
+        return await self._tool_journal.find_result(call)
+
+    async def put_result(self, call: ToolCall, result: ToolResult) -> ToolResult:
+        """See ToolJournal.put_result."""
+        return await self._tool_journal.put_result(call, result)
 
     async def settle_task(
         self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]

@@ -30,6 +30,7 @@ from agentrl.store.indexes import (
     SPLIT,
     TASK,
     TOKEN_PART,
+    TOOL_JOURNAL,
     TRAIN_STEP,
     WORKER,
 )
@@ -38,10 +39,10 @@ SCAN_TIMEOUT_S: Final = 600.0
 
 # What refers to other documents comes before them: a copy of a run that goes on meanwhile holds whatever it names.
 COLLECTIONS: Final = (
-    *(RUN, SPLIT, POLICY_VERSION, TRAIN_STEP, TASK, SEQUENCE, RECORD, DISPATCH, TOKEN_PART),
+    *(RUN, SPLIT, POLICY_VERSION, TRAIN_STEP, TASK, SEQUENCE, RECORD, DISPATCH, TOOL_JOURNAL, TOKEN_PART),
     *(QUARANTINE, ENGINE_QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
 )
-_LARGE: Final = frozenset({SEQUENCE, DISPATCH, TOKEN_PART})
+_LARGE: Final = frozenset({SEQUENCE, DISPATCH, TOOL_JOURNAL, TOKEN_PART})
 _LARGE_BATCH: Final = 4  # documents of up to 4 MiB and a bit; a reply is limited to 48 MB
 _SMALL_BATCH: Final = 500
 _WRITE_BYTES: Final = 8 * 1024 * 1024

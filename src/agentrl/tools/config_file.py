@@ -5,7 +5,7 @@
         "web":        {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${WEB_TOKEN}"}}}}
 
 `${NAME}` and `${NAME:-default}` are read from the environment. The command `python` is the running interpreter.
-Beyond the common keys an entry may set `stateless`, `timeout_s`, `max_in_flight` and `sessions`.
+Beyond the common keys an entry may set `recovery` (docs/recovery.md), `timeout_s`, `max_in_flight` and `sessions`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.config import ToolsConfig
 from agentrl.errors import ConfigError
+from agentrl.types import Recovery
 
 BUNDLED_SERVERS = "agentrl.tools.servers."
 MANAGER_SERVER = "manager"
@@ -58,7 +59,7 @@ class ServerConfig:
     cwd: Path | None = None
     url: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    stateless: bool
+    recovery: Recovery
     timeout_s: float
     max_in_flight: int
     sessions: int
@@ -77,7 +78,7 @@ class _ServerEntry(BaseModel):
     type: str | None = None
     transport: str | None = None
     disabled: bool = False
-    stateless: bool | None = None
+    recovery: Recovery | None = None
     timeout_s: float | None = Field(None, gt=0)
     max_in_flight: int | None = Field(None, ge=1)
     sessions: int | None = Field(None, ge=1)
@@ -154,6 +155,8 @@ def _describe_problem(problem: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{key}: {problem['msg']}"
+    if key == "stateless":  # how it was declared before there was a journal
+        return 'unknown key \'stateless\': write "recovery": "stateless", or leave it out for "stateful"'
     nearest = get_close_matches(key, list(_ServerEntry.model_fields), n=1)
     return f"unknown key {key!r}" + (f", did you mean {nearest[0]!r}?" if nearest else "")
 
@@ -184,7 +187,7 @@ def _server_config(
         cwd=None if entry.cwd is None else Path(expand(str(entry.cwd))),
         url=expand(entry.url or ""),
         headers=headers if kind is not TransportKind.STDIO else {},
-        stateless=bundled if entry.stateless is None else entry.stateless,
+        recovery=entry.recovery or (Recovery.STATELESS if bundled else Recovery.STATEFUL),
         timeout_s=entry.timeout_s or config.tool_timeout_s,
         max_in_flight=entry.max_in_flight or config.tool_max_in_flight,
         sessions=entry.sessions or config.tool_sessions_per_server,

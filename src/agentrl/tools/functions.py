@@ -6,9 +6,11 @@
 
     toolbox = FunctionToolbox([add])
 
-The schema comes from the signature, the description from the docstring. A plain function runs in a thread; at its
-deadline the caller gets `timeout` at once, but the thread runs on until the function returns, because Python cannot
-stop it. Long work belongs in an `async` function or in a server.
+The schema comes from the signature, the description from the docstring. `recovery` says what calls of these functions
+leave behind: they live in the sampler's process, so unless declared otherwise what they keep dies with it.
+
+A plain function runs in a thread; at its deadline the caller gets `timeout` at once, but the thread runs on until the
+function returns, because Python cannot stop it. Long work belongs in an `async` function or in a server.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentrl.errors import ConfigError
 from agentrl.tools.requests import ArgumentCheck, cut, failure, refuse
-from agentrl.types import ToolRequest, ToolResult, ToolSpec, ToolStatus
+from agentrl.types import Recovery, ToolRequest, ToolResult, ToolSpec, ToolStatus
 
 _CANCEL_GRACE_S = 1.0
 
@@ -38,11 +40,11 @@ class FunctionToolbox:
         self,
         functions: Sequence[Callable[..., Any]],
         *,
-        stateless: bool = True,
+        recovery: Recovery = Recovery.STATEFUL,
         max_in_flight: int = 16,
         max_result_chars: int = 20_000,
     ) -> None:
-        tools = [_inspect_function(function, stateless=stateless) for function in functions]
+        tools = [_inspect_function(function, recovery=recovery) for function in functions]
         self._tools = {tool.spec.name: tool for tool in tools}
         if len(self._tools) < len(tools):
             raise ConfigError(f"two functions have the same name: {', '.join(tool.spec.name for tool in tools)}")
@@ -123,7 +125,7 @@ class _FunctionTool:
         return {name: getattr(parsed, name) for name in parsed.model_fields_set}
 
 
-def _inspect_function(function: Callable[..., Any], *, stateless: bool) -> _FunctionTool:
+def _inspect_function(function: Callable[..., Any], *, recovery: Recovery) -> _FunctionTool:
     name = function.__name__
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
@@ -142,7 +144,7 @@ def _inspect_function(function: Callable[..., Any], *, stateless: bool) -> _Func
         description=inspect.getdoc(function) or "",
         parameters=schema,
         server="python",
-        stateless=stateless,
+        recovery=recovery,
     )
     return _FunctionTool(
         spec=spec,

@@ -22,7 +22,7 @@ from agentrl.tools.config_file import ServerConfig, load_server_configs
 from agentrl.tools.requests import ArgumentCheck, cut, failure, refuse
 from agentrl.tools.results import result_text
 from agentrl.tools.session import CallFailedError, McpSession, SessionClosedError, SessionLostError
-from agentrl.types import ToolRequest, ToolResult, ToolSpec, ToolStatus
+from agentrl.types import Recovery, ToolRequest, ToolResult, ToolSpec, ToolStatus
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,8 @@ class _ServerPool:
         limit_s = min(deadline_s, self.server.timeout_s)
         deadline = loop.time() + limit_s
         reason = ""
-        for _ in range(1 + (MAX_RETRIES if self.server.stateless else 0)):
+        is_repeatable = self.server.recovery is Recovery.STATELESS
+        for _ in range(1 + (MAX_RETRIES if is_repeatable else 0)):
             session = min(self._sessions, key=lambda candidate: (not candidate.is_connected, candidate.in_flight))
             try:
                 async with asyncio.timeout_at(deadline):
@@ -165,7 +166,7 @@ def _name_tools(listed: Sequence[tuple[_ServerPool, Sequence[types.Tool]]]) -> l
                 description=tool.description or "",
                 parameters=tool.input_schema,
                 server=server.name,
-                stateless=server.stateless,
+                recovery=server.recovery,
             )
             named.append(_McpTool(spec=spec, check=ArgumentCheck(spec), pool=pool, remote_name=tool.name))
     return named

@@ -15,8 +15,9 @@ from agentrl.config import InferenceConfig, RolloutConfig
 from agentrl.errors import EngineError, EngineErrorKind
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.sampler import MCPSampler
+from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import Record, RecordStatus, StopReason, Task, ToolResult, ToolStatus, Turn
+from agentrl.types import Record, RecordStatus, Recovery, StopReason, Task, ToolResult, ToolStatus, Turn
 from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
 
@@ -54,7 +55,8 @@ def make_agent(
     return Agent(
         chat=ChatFormat.load(model_dir),
         client=engine,
-        toolbox=FunctionToolbox([add]),
+        toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
+        journal=MemoryStore(),
         commit_turn=commit,
         rollout=RolloutConfig(max_new_tokens=400, max_prompt_tokens=3000, **rollout),
         inference=InferenceConfig(context_length=4000),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from agentrl.algo.suspects import engine_use, spoiled_by
 from agentrl.chat import ChatFormat
 from agentrl.config import InferenceConfig, RolloutConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind
+from agentrl.protocols import Toolbox
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import MCPSampler
@@ -27,10 +29,13 @@ from agentrl.types import (
     GroupSettlement,
     Record,
     RecordStatus,
+    Recovery,
     StopReason,
     TaskClaim,
+    ToolStatus,
+    Turn,
 )
-from factories import make_task
+from factories import make_task, make_turn
 from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
 
@@ -49,7 +54,9 @@ def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-def runner(model_dir: Path, store: MemoryStore, script: Script, **rollout: object) -> GroupRunner:
+def runner(
+    model_dir: Path, store: MemoryStore, script: Script, *, toolbox: Toolbox | None = None, **rollout: object
+) -> GroupRunner:
     settings = {"num_generations": 2, "max_new_tokens": 200, "max_prompt_tokens": 2000, **rollout}
     config = RunConfig(rollout=RolloutConfig.model_validate(settings), inference=InferenceConfig(context_length=4000))
     return GroupRunner(
@@ -58,7 +65,8 @@ def runner(model_dir: Path, store: MemoryStore, script: Script, **rollout: objec
         agent=Agent(
             chat=ChatFormat.load(model_dir),
             client=ScriptedEngine(model_dir, script),
-            toolbox=FunctionToolbox([add]),
+            toolbox=toolbox or FunctionToolbox([add], recovery=Recovery.STATELESS),
+            journal=store,
             commit_turn=store.commit_turn,
             rollout=config.rollout,
             inference=config.inference,
@@ -227,3 +235,133 @@ async def test_turns_carry_the_times_of_the_engines_own_clock(model_dir: Path) -
     first_s = min(engine_use(turn.model).first_s for turn in turns)
     assert 1000 < first_s < 3000
     assert (await settlement_of(store)).engines == (EngineUse(service_id="scripted", first_s=first_s, last_s=3000.25),)
+
+
+# --- taken over by another process ---------------------------------------------------------------------------------
+
+
+class Counting:
+    """A tool with an effect outside: how often it was made, and what it answers."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        self.num_calls = 0
+        self.toolbox = FunctionToolbox([self.add], recovery=recovery)
+
+    def add(self, a: int, b: int) -> str:
+        """Sum of two integers."""
+        self.num_calls += 1
+        return f"{a + b}, receipt {self.num_calls}"
+
+
+class Dying:
+    """A script that calls the tool, and whose process dies (is cancelled) when asked for more."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    def __call__(self, context: str, depth: int) -> str | BaseException:
+        if "<tool_response>" not in context:
+            return CALL
+        self.asked.set()
+        return asyncio.CancelledError()
+
+
+async def die_after_the_first_turn(model_dir: Path, store: MemoryStore, toolbox: Toolbox) -> None:
+    """A claim whose worker committed one turn with one call for its only Record and then was gone."""
+    await store.insert_tasks([make_task(num_generations=1, answer="5")])
+    (first,) = await store.claim_tasks(split="train", owner="dying", lease_s=60, limit=1)
+    with contextlib.suppress(asyncio.CancelledError):
+        await runner(model_dir, store, Dying(), toolbox=toolbox).run(first)
+    (record,) = await records_of(store)
+    assert (len(record.turn_ids), record.status) == (1, RecordStatus.RUNNING)
+    await store.release_claim(first)
+
+
+async def take_over(model_dir: Path, store: MemoryStore, toolbox: Toolbox) -> tuple[Record, ScriptedEngine]:
+    (second,) = await store.claim_tasks(split="train", owner="successor", lease_s=60, limit=1)
+    successor = runner(model_dir, store, FailingAt(), toolbox=toolbox)
+    await successor.run(second)
+    (record,) = await records_of(store)
+    assert (record.score, record.fence) == (1.0, second.fence)
+    assert isinstance(successor.agent.client, ScriptedEngine)
+    return record, successor.agent.client
+
+
+@pytest.mark.parametrize("recovery", [Recovery.STATELESS, Recovery.JOURNALLED])
+async def test_a_record_whose_sampler_died_goes_on_from_its_last_turn_if_its_tools_allow_it(
+    model_dir: Path, recovery: Recovery
+) -> None:
+    store, tool = MemoryStore(), Counting(recovery)
+    await die_after_the_first_turn(model_dir, store, tool.toolbox)
+    record, engine = await take_over(model_dir, store, tool.toolbox)
+    assert (record.attempt, len(record.turn_ids), len(engine.requests)) == (1, 2, 1)
+    assert tool.num_calls == 1
+    assert await store.list_quarantined() == []
+
+
+async def test_a_record_that_used_a_stateful_tool_starts_over_and_its_old_turns_are_kept(model_dir: Path) -> None:
+    store, tool = MemoryStore(), Counting(Recovery.STATEFUL)
+    await die_after_the_first_turn(model_dir, store, tool.toolbox)
+    record, engine = await take_over(model_dir, store, tool.toolbox)
+    assert (record.attempt, len(record.turn_ids), len(engine.requests)) == (2, 2, 2)
+    assert tool.num_calls == 2
+    (kept,) = await store.list_quarantined()
+    assert kept.key == f"attempt 1 of {record.id}"
+    assert "taken over at fence 2 after using add" in kept.reason
+    assert not set(kept.ids) & set(record.turn_ids)
+
+
+async def test_a_record_that_used_a_tool_which_is_no_longer_there_starts_over(model_dir: Path) -> None:
+    store, tool = MemoryStore(), Counting(Recovery.STATELESS)
+    await die_after_the_first_turn(model_dir, store, tool.toolbox)
+
+    def other() -> str:
+        """Something else."""
+        return ""
+
+    record, _ = await take_over(model_dir, store, FunctionToolbox([other], recovery=Recovery.STATELESS))
+    assert record.attempt == 2
+
+
+async def test_a_record_that_has_used_no_tool_yet_goes_on_even_where_all_tools_are_stateful(model_dir: Path) -> None:
+    store, tool = MemoryStore(), Counting(Recovery.STATEFUL)
+    await store.insert_tasks([make_task(num_generations=1, answer="5")])
+    (first,) = await store.claim_tasks(split="train", owner="dying", lease_s=60, limit=1)
+    (record,) = await store.open_records(first)
+    turn = make_turn(record, text="<think>nothing</think>", tool_results=["no such tool"])
+    refused = replace(turn.tools[0], target="nope", status=ToolStatus.UNKNOWN_TOOL.value)
+    await store.commit_turn(record, replace(turn, tools=(refused,)))
+    await store.release_claim(first)
+    record, _ = await take_over(model_dir, store, tool.toolbox)
+    assert record.attempt == 1
+
+
+async def test_a_journalled_call_that_was_executed_is_not_executed_again_by_the_successor(model_dir: Path) -> None:
+    """The predecessor dies between the call and the commit of its turn; the journal has the result."""
+    store, tool = MemoryStore(), Counting(Recovery.JOURNALLED)
+    await store.insert_tasks([make_task(num_generations=1, answer="5")])
+    (first,) = await store.claim_tasks(split="train", owner="dying", lease_s=60, limit=1)
+    dying = runner(model_dir, store, FailingAt(), toolbox=tool.toolbox)
+
+    async def die(record: Record, turn: Turn) -> Record:
+        raise asyncio.CancelledError
+
+    dying.agent = replace(dying.agent, commit_turn=die)
+    with contextlib.suppress(asyncio.CancelledError):
+        await dying.run(first)
+    (record,) = await records_of(store)
+    assert (tool.num_calls, record.turn_ids) == (1, ())
+    await store.release_claim(first)
+    record, _ = await take_over(model_dir, store, tool.toolbox)
+    assert tool.num_calls == 1
+    turns = await store.load_turns(record)
+    assert [call.response["content"] for turn in turns for call in turn.tools] == ["5, receipt 1"]
+
+
+async def test_a_restarted_record_finds_the_journalled_calls_of_its_earlier_attempt(model_dir: Path) -> None:
+    store, tool = MemoryStore(), Counting(Recovery.JOURNALLED)
+    await store.insert_tasks([make_task(num_generations=1, answer="5")])
+    (only,) = await store.claim_tasks(split="train", owner="w", lease_s=60, limit=1)
+    await runner(model_dir, store, FailingAt(1), toolbox=tool.toolbox, resample_error_records=True).run(only)
+    (record,) = await records_of(store)
+    assert (record.attempt, record.score, tool.num_calls) == (2, 1.0, 1)

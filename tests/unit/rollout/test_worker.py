@@ -17,7 +17,16 @@ from agentrl.rollout.sampler import MCPSampler
 from agentrl.rollout.worker import SamplerWorker, can_be_served, count_outstanding, run_sampler
 from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import GroupOutcome, InferenceService, PolicyVersion, RecordStatus, ServiceStatus, Task, TaskStatus
+from agentrl.types import (
+    GroupOutcome,
+    InferenceService,
+    PolicyVersion,
+    RecordStatus,
+    Recovery,
+    ServiceStatus,
+    Task,
+    TaskStatus,
+)
 from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
 
@@ -84,7 +93,7 @@ async def sampler(
         run_sampler(
             config,
             store=store,
-            toolbox=FunctionToolbox([add]),
+            toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
             client=engine,
             chat=ChatFormat.load(model_dir),
             stop=stop,
@@ -200,7 +209,7 @@ async def test_a_worker_that_lost_its_claim_stops_that_group_and_carries_on(mode
     engine.holds = lambda context: True
     config = make_config(tasks_per_step=1)
     worker = SamplerWorker.build(
-        config, split="train", store=store, toolbox=FunctionToolbox([add]), client=engine,
+        config, split="train", store=store, toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS), client=engine,
         chat=ChatFormat.load(model_dir), sampler_class=MCPSampler,
     )  # fmt: skip
     assert await worker.claim(1) == 1

@@ -7,6 +7,7 @@ import pytest
 from agentrl.config import ToolsConfig
 from agentrl.errors import ConfigError
 from agentrl.tools.config_file import TransportKind, load_server_configs
+from agentrl.types import Recovery
 
 CALCULATOR = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
 
@@ -18,7 +19,7 @@ def load(tmp_path, servers, *, environment=None, **settings):
 
 
 def test_an_entry_takes_the_settings_as_defaults_and_its_own_keys_first(tmp_path):
-    own = {**CALCULATOR, "timeout_s": 2, "max_in_flight": 3, "sessions": 4, "stateless": False}
+    own = {**CALCULATOR, "timeout_s": 2, "max_in_flight": 3, "sessions": 4, "recovery": "journalled"}
     plain, special = load(
         tmp_path,
         {"plain": CALCULATOR, "special": own},
@@ -26,8 +27,13 @@ def test_an_entry_takes_the_settings_as_defaults_and_its_own_keys_first(tmp_path
         tool_max_in_flight=8,
         tool_sessions_per_server=7,
     )
-    assert (plain.timeout_s, plain.max_in_flight, plain.sessions, plain.stateless) == (9, 8, 7, True)
-    assert (special.timeout_s, special.max_in_flight, special.sessions, special.stateless) == (2, 3, 4, False)
+    assert (plain.timeout_s, plain.max_in_flight, plain.sessions, plain.recovery) == (9, 8, 7, Recovery.STATELESS)
+    assert (special.timeout_s, special.max_in_flight, special.sessions, special.recovery) == (
+        2,
+        3,
+        4,
+        Recovery.JOURNALLED,
+    )
 
 
 def test_the_command_python_is_the_running_interpreter_and_others_stay(tmp_path):
@@ -40,10 +46,11 @@ def test_only_bundled_servers_are_stateless_unless_declared(tmp_path):
     servers = {
         "bundled": CALCULATOR,
         "other": {"command": "uvx"},
-        "declared": {"command": "uvx", "stateless": True},
+        "declared": {"command": "uvx", "recovery": "stateless"},
         "web": {"url": "https://example.org/mcp"},
     }
-    assert [server.stateless for server in load(tmp_path, servers)] == [True, False, True, False]
+    recovery = [server.recovery.value for server in load(tmp_path, servers)]
+    assert recovery == ["stateless", "stateful", "stateless", "stateful"]
 
 
 def test_variables_are_read_from_the_environment_with_defaults(tmp_path):
@@ -115,7 +122,9 @@ def test_mcp_server_name_chooses_one_server_and_an_unknown_one_lists_the_known(t
     [
         ({}, "either `command` .* or `url`"),
         ({"command": "x", "url": "http://h"}, "either `command` .* or `url`"),
-        ({"command": "x", "statless": True}, "unknown key 'statless', did you mean 'stateless'"),
+        ({"command": "x", "recovry": "stateless"}, "unknown key 'recovry', did you mean 'recovery'"),
+        ({"command": "x", "recovery": "sometimes"}, "recovery: .*'stateless', 'journalled' or 'stateful'"),
+        ({"command": "x", "stateless": True}, 'write "recovery": "stateless"'),
         ({"command": "x", "args": "-m"}, "args: "),
         ({"command": "x", "timeout_s": 0}, "timeout_s: "),
         ({"command": "x", "type": "sse"}, "needs a `url`"),
@@ -146,7 +155,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
 
 def test_a_manager_url_is_one_server_over_http_or_sse():
     (server,) = load_server_configs(ToolsConfig(mcp_manager_url="http://h:1/mcp", mcp_auth_token="t"))
-    assert (server.kind, server.url, server.stateless) == (TransportKind.AUTO, "http://h:1/mcp", False)
+    assert (server.kind, server.url, server.recovery) == (TransportKind.AUTO, "http://h:1/mcp", Recovery.STATEFUL)
     assert server.headers == {"Authorization": "Bearer t"}
 
 

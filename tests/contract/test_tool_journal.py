@@ -1,0 +1,79 @@
+"""The tool journal on every store: a result is kept under its call's key, and the first one written is the one used."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from agentrl.protocols import Store
+from agentrl.types import ToolCall, ToolResult, ToolStatus
+
+CALL = ToolCall(
+    record_id="train:0:q1/g0", turn=2, index=1, server="bank", tool="transfer", arguments={"to": "b", "amount": 3}
+)
+DONE = ToolResult(status=ToolStatus.OK, content="transferred")
+
+
+async def test_a_call_that_was_never_made_has_no_result(store: Store) -> None:
+    assert await store.find_result(CALL) is None
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        DONE,
+        ToolResult(status=ToolStatus.TOOL_ERROR, content="no funds", error="no funds"),
+        ToolResult(status=ToolStatus.OK, content=""),
+        ToolResult(status=ToolStatus.OK, content="odd \udcff surrogate, ü"),
+    ],
+    ids=["ok", "error", "empty", "surrogate"],
+)
+async def test_a_kept_result_comes_back_as_it_was(store: Store, result: ToolResult) -> None:
+    assert await store.put_result(CALL, result) == result
+    assert await store.find_result(CALL) == result
+
+
+async def test_the_order_of_the_arguments_does_not_make_another_call(store: Store) -> None:
+    await store.put_result(CALL, DONE)
+    assert await store.find_result(replace(CALL, arguments={"amount": 3, "to": "b"})) == DONE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"record_id": "train:0:q1/g1"},
+        {"turn": 3},
+        {"index": 2},
+        {"server": "other"},
+        {"tool": "pay"},
+        {"arguments": {"to": "b", "amount": 4}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+async def test_another_record_turn_position_server_tool_or_argument_is_another_call(
+    store: Store, changes: dict[str, object]
+) -> None:
+    await store.put_result(CALL, DONE)
+    assert await store.find_result(replace(CALL, **changes)) is None
+
+
+async def test_of_two_executions_of_one_call_everybody_uses_the_first_result_written(store: Store) -> None:
+    outcomes = [replace(DONE, content=f"receipt {number}") for number in range(8)]
+    used = await asyncio.gather(*(store.put_result(CALL, outcome) for outcome in outcomes))
+    kept = await store.find_result(CALL)
+    assert set(used) == {kept}
+    assert kept in outcomes
+
+
+async def test_results_beyond_the_size_of_a_document_are_kept_and_two_of_them_do_not_mix(store: Store) -> None:
+    rng = random.Random(0)
+    first, second = (
+        replace(DONE, content="".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=18_000_000)))
+        for _ in range(2)
+    )
+    assert await store.put_result(CALL, first) == first
+    assert await store.put_result(CALL, second) == first
+    assert await store.find_result(CALL) == first
