@@ -6,11 +6,13 @@ import os
 import socket
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from agentrl.store import MemoryStore, MongoStore, open_store
 from agentrl.store.embedded import start_embedded
+from crashing_server import CrashingServer
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,18 @@ def mongo_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = start_embedded(directory / "data", port=port, log_path=directory / "server.log")
     yield server.uri
     server.stop()
+
+
+@pytest.fixture
+def crashing(tmp_path: Path) -> Iterator[CrashingServer]:
+    """A server of this test's own, to kill and start again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    crashing = CrashingServer(directory=tmp_path, port=port)
+    crashing.start()
+    yield crashing
+    crashing.server.stop()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ data/database.port    where it listens
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
 import socket
@@ -66,8 +67,14 @@ def choose_port(config: RunConfig) -> int:
     return port
 
 
-async def prepared_store(config: RunConfig, *, must_exist: bool = False) -> MongoStore:
-    """The run's store, connected. Raises UnavailableError if no database answers, or none is there that must exist."""
+async def prepared_store(
+    config: RunConfig, *, must_exist: bool = False, outlasts_until: asyncio.Event | None = None
+) -> MongoStore:
+    """The run's store, connected. Raises UnavailableError if no database answers, or none is there that must exist.
+
+    Later on, a database that is away ends operations with a StoreError; with `outlasts_until` they wait for it until
+    that event is set.
+    """
     store = open_store(connection_string(config), database=config.run.run_name, timeout_s=config.store.db_timeout_s)
     try:
         if must_exist:
@@ -76,6 +83,8 @@ async def prepared_store(config: RunConfig, *, must_exist: bool = False) -> Mong
     except BaseException:
         await store.close()
         raise
+    if outlasts_until is not None:
+        store.outlast_outages(outlasts_until)
     return store
 
 
@@ -91,18 +100,24 @@ def _check_run_exists(config: RunConfig, *, runs: Sequence[str]) -> None:
 
 @asynccontextmanager
 async def open_run_store(
-    config: RunConfig, *, may_start: bool = False, may_create: bool = False, must_exist: bool = False
+    config: RunConfig,
+    *,
+    may_start: bool = False,
+    may_create: bool = False,
+    must_exist: bool = False,
+    outlasts_until: asyncio.Event | None = None,
 ) -> AsyncIterator[MongoStore]:
     """The run's store for the length of the body.
 
     With `may_start` an idle embedded database is started for it, with `may_create` also an empty new one. With
-    `must_exist` a run that is not there is an UnavailableError, and is not created by looking.
+    `must_exist` a run that is not there is an UnavailableError, and is not created by looking. `outlasts_until`: see
+    `prepared_store`.
     """
     needs_server = (may_start or may_create) and config.store.db_connection_string is None
     if may_create:
         database_dir(config).mkdir(parents=True, exist_ok=True)
     with _embedded_while_needed(config) if needs_server else nullcontext():
-        store = await prepared_store(config, must_exist=must_exist)
+        store = await prepared_store(config, must_exist=must_exist, outlasts_until=outlasts_until)
         try:
             yield store
         finally:

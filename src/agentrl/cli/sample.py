@@ -35,12 +35,14 @@ class RolloutParts:
 
 
 @asynccontextmanager
-async def open_rollout_parts(config: RunConfig) -> AsyncIterator[RolloutParts]:
-    """Store, tools, engines and chat format of a run; all closed at the end."""
+async def open_rollout_parts(
+    config: RunConfig, *, outlasts_until: asyncio.Event | None = None
+) -> AsyncIterator[RolloutParts]:
+    """Store, tools, engines and chat format of a run; all closed at the end. `outlasts_until`: see `prepared_store`."""
     if config.model.model_name_or_path is None:
         raise ConfigError("model_name_or_path is not set: give the folder of the policy model with its tokenizer")
     chat = ChatFormat.load(config.model.model_name_or_path, chat_template=config.model.chat_template)
-    async with open_run_store(config) as store:
+    async with open_run_store(config, outlasts_until=outlasts_until) as store:
         toolbox = await open_toolbox(config.tools)
         client = RoutedClient(
             store,
@@ -66,7 +68,7 @@ def run(invocation: Invocation) -> int:
         load_scorers(config.rollout.scorer_module)
 
     async def body(stop: asyncio.Event) -> None:
-        async with open_rollout_parts(config) as parts:
+        async with open_rollout_parts(config, outlasts_until=stop) as parts:
             await run_sampler(
                 config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop
             )

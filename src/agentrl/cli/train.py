@@ -53,7 +53,8 @@ def run(invocation: Invocation) -> int:
         heartbeat.start()
 
     async def open_train_store() -> TrainStore:
-        return await prepared_store(config)
+        # Never set: a signal ends the trainer at once, and the next start resumes.
+        return await prepared_store(config, outlasts_until=asyncio.Event())
 
     def open_sinks() -> Sequence[MetricSink]:
         return [JsonlSink(config.run.run_dir / "metrics.jsonl")]

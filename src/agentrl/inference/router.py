@@ -33,6 +33,7 @@ _MAX_SESSIONS = 20_000
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 2.0
 _SUSPEND_S = 1.0
+_LISTING_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +173,10 @@ class RoutedClient:
 
     async def _refresh(self) -> None:
         try:
-            services, server_time = await self._fleet.list_services(), await self._fleet.server_time()
-        except StoreError as error:
-            logger.warning("fleet listing failed, using the last one: %s", error)
+            async with asyncio.timeout(_LISTING_TIMEOUT_S):  # the store may be waiting for a database that is away
+                services, server_time = await self._fleet.list_services(), await self._fleet.server_time()
+        except (StoreError, TimeoutError) as error:
+            logger.warning("fleet listing failed, using the last one: %s", str(error) or "no answer in time")
             self._listing = replace(self._listing, read_at=time.monotonic())
             return
         fresh = [

@@ -24,7 +24,7 @@ from uuid import uuid4
 from agentrl.algo.admission import groups_to_admit
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.errors import StaleClaimError
+from agentrl.errors import StaleClaimError, StoreError
 from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, Toolbox
 from agentrl.rollout.agent import Agent
@@ -38,6 +38,7 @@ SHORTEST_POLL_S = 0.05  # bounded polling is what correctness rests on; a look c
 LONGEST_POLL_S = 0.5
 WANTING_COMMANDS = 3  # of a look that asks for engines, and for Tasks or the next epoch, too
 CANCEL_GRACE_S = 10.0
+GOODBYE_TIMEOUT_S = 5.0
 
 
 async def run_sampler(
@@ -115,8 +116,15 @@ class SamplerWorker:
         finally:
             self.heartbeat.cancel()
             await asyncio.wait([self.heartbeat], timeout=CANCEL_GRACE_S)
-            await self._give_back()
-            await self.store.put_worker(replace(self._describe(), num_running=0, phase="stopped"))
+            await self._cancel_groups()
+            try:
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await self._give_back()
+                    await self.store.put_worker(replace(self._describe(), num_running=0, phase="stopped"))
+            except (StoreError, TimeoutError) as error:
+                logger.warning(
+                    "claims not given back, their leases will run out: %s", str(error) or "no answer in time"
+                )
 
     async def sample_until(self, stop: asyncio.Event) -> None:
         """Claim and run groups while there is capacity, enqueueing new epochs as the queue runs dry."""
@@ -251,12 +259,14 @@ class SamplerWorker:
             started_at=self.started_at,
         )
 
-    async def _give_back(self) -> None:
-        """Cancel what runs and release its claims, so that others need not wait for the leases."""
+    async def _cancel_groups(self) -> None:
         for _, group in self.groups.values():
             group.cancel()
         if self.groups:
             await asyncio.wait([group for _, group in self.groups.values()], timeout=CANCEL_GRACE_S)
+
+    async def _give_back(self) -> None:
+        """Release the claims of cancelled groups, so that others need not wait for the leases."""
         for claim, group in self.groups.values():
             if group.done() and (group.cancelled() or group.exception() is not None):
                 await self.store.release_claim(claim)

@@ -29,6 +29,7 @@ from agentrl.config.secrets import masked_uri
 from agentrl.errors import ConfigError, DatabaseUnavailableError, StoreError, UnavailableError
 from agentrl.store.documents import Document, utc_milliseconds
 from agentrl.store.indexes import IMPORT, INDEXES
+from agentrl.store.outage import SAY_EVERY_S, Outage
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,6 +42,7 @@ _RETRYABLE_CODES: Final = frozenset(
 _FIRST_BACKOFF_S: Final = 0.05
 _MAX_BACKOFF_S: Final = 1.0
 _CLOCK_REFRESH_S: Final = 30.0
+_PROBE_TIMEOUT_S: Final = 5.0
 _CODEC: Final[CodecOptions[Document]] = CodecOptions(tz_aware=True, tzinfo=UTC)
 
 _EMBEDDED_OPTIONS: Final = "directConnection=true&retryWrites=false&maxIdleTimeMS=120000&journal=true"
@@ -62,6 +64,10 @@ def redact_uri(uri: str) -> str:
     return masked_uri(uri)
 
 
+class _NoAnswerError(StoreError):
+    """The time of an operation is up."""
+
+
 class Database:
     """One run's database. Created synchronously; connects on first use, and belongs to that event loop."""
 
@@ -74,10 +80,11 @@ class Database:
         if "retrywrites" in given and "w" not in given:
             options.pop("w", None)
         timeout_ms = int(timeout_s * 1000)
+        self._outage = Outage(f"the database at {self.uri.partition('?')[0]}")
         try:
             self._client: AsyncMongoClient[Document] = AsyncMongoClient(
                 uri,
-                serverSelectionTimeoutMS=timeout_ms,
+                serverSelectionTimeoutMS=min(timeout_ms, int(SAY_EVERY_S * 1000)),
                 connectTimeoutMS=timeout_ms,
                 socketTimeoutMS=timeout_ms,
                 appname="agentrl",
@@ -126,29 +133,64 @@ class Database:
         for collection, indexes in INDEXES.items():
             await self.run("create indexes", partial(self.durable(collection).create_indexes, list(indexes)))
 
+    def outlast_outages(self, stop: asyncio.Event) -> None:
+        """From now on, wait for a server that is away as long as it takes, or until `stop` is set.
+
+        For the processes of a run, once they have connected: what they hold in memory is worth more than an early end.
+        """
+        self._outage.outlast(stop)
+
     async def run(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an idempotent operation; repeat it with jitter while the server is away, `timeout_s` in all.
 
-        Raises StoreError naming `what` once the time is up, and at once for anything repeating cannot mend.
+        Raises StoreError naming `what` once the time is up, and at once for anything repeating cannot mend. Where
+        outages are outlasted, only a server that answers, but not to this operation, uses the time up.
         """
+        num_unanswered = 0
+        while True:
+            try:
+                result = await self._run_bounded(what, operation)
+            except _NoAnswerError as error:
+                if not self._outage.is_outlasted:
+                    raise
+                num_unanswered = num_unanswered + 1 if await self._answers() else 0
+                if num_unanswered > 1:  # once is no proof: the server may have come back just now
+                    raise
+                self._outage.note(error.__cause__ or error)
+                continue
+            self._outage.end()
+            return result
+
+    async def _answers(self) -> bool:
+        """Whether the server says hello."""
+        try:
+            async with asyncio.timeout(min(self.timeout_s, _PROBE_TIMEOUT_S)):
+                await self._read_server_time()
+        except (PyMongoError, TimeoutError):
+            return False
+        return True
+
+    async def _run_bounded(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         deadline = asyncio.get_running_loop().time() + self.timeout_s
         backoff_s = _FIRST_BACKOFF_S
         last: Exception | None = None
         try:
             async with asyncio.timeout_at(deadline):
-                while True:
+                while last is None or not self._outage.is_given_up:
                     try:
                         return await operation()
                     except (PyMongoError, BSONError) as error:
                         if not _is_retryable(error):
                             raise StoreError(f"{what} in {self.name} at {self.uri}: {error}") from error
                         last = error
+                    self._outage.note(last)
                     self.clock.invalidate()
                     await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # jitter: all clients lost it at once
                     backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
         except TimeoutError:
-            message = f"{what} in {self.name} at {self.uri}: no answer within {self.timeout_s:g} s"
-            raise StoreError(f"{message} ({last or 'the server is slow'})") from last
+            pass
+        message = f"{what} in {self.name} at {self.uri}: no answer within {self.timeout_s:g} s"
+        raise _NoAnswerError(f"{message} ({last or 'the server is slow'})") from last
 
     async def insert_new(
         self, collection: AsyncCollection[Document], documents: Iterable[Mapping[str, Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -75,6 +76,10 @@ class MongoStore:
         """
         await self._database.connect()
         return await self._database.list_databases()
+
+    def outlast_outages(self, stop: asyncio.Event) -> None:
+        """From now on, wait for a database that is away as long as it takes, or until `stop` is set."""
+        self._database.outlast_outages(stop)
 
     async def close(self) -> None:
         """See Store.close."""

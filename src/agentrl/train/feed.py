@@ -2,7 +2,7 @@
 
     trainer thread                          store thread
     feed.call(lambda s: s.get_step(7))  ->  loop: await store.get_step(7)
-         blocks, at most timeout_s      <-  result or exception
+         blocks                         <-  result or exception
     feed.prefetch(ids of step 8)        ->  loop: await store.load_sequences(...)     (step 7 computes meanwhile)
 
 So the loop stays plain code, the connection lives as long as the process, and reconnecting is the store's business.
@@ -25,9 +25,10 @@ Result = TypeVar("Result")
 
 
 class StoreFeed:
-    """Blocking calls with a bound, for a caller without an event loop. A context manager; not re-entrant.
+    """Blocking calls for a caller without an event loop. A context manager; not re-entrant.
 
-    `timeout_s` bounds every call. It is a net below the store's own per-operation timeout, which should fire first.
+    `timeout_s` bounds opening and closing. Calls are bounded by the store alone: it knows whether the database is slow,
+    which is an error after a while, or away, which is waited out.
     """
 
     def __init__(self, open_store: Callable[[], Awaitable[TrainStore]], *, timeout_s: float) -> None:
@@ -43,7 +44,7 @@ class StoreFeed:
         """Start the thread and connect."""
         self._thread.start()
         try:
-            self._store = self._wait(self._submit(self._open()), name="opening the store")
+            self._store = self._wait_bounded(self._submit(self._open()), name="opening the store")
         except BaseException:
             self._stop()
             raise
@@ -56,13 +57,13 @@ class StoreFeed:
         try:
             if self._coming is not None:
                 self._coming.cancel()
-            self.call(lambda store: store.close())
+            self._wait_bounded(self._submit(self._connected().close()), name="closing the store")
         finally:
             self._stop()
 
     def call(self, operation: Callable[[TrainStore], Coroutine[Any, Any, Result]]) -> Result:
-        """Run one store operation and wait for it. Raises what it raises, StoreError after `timeout_s`."""
-        return self._wait(self._submit(operation(self._connected())), name="a store operation")
+        """Run one store operation and wait for it. Raises what it raises."""
+        return self._submit(operation(self._connected())).result()
 
     def prefetch(self, ids: Sequence[str]) -> None:
         """Start loading rows that a later `load` will ask for. Errors surface there."""
@@ -73,7 +74,7 @@ class StoreFeed:
         """Rows in the order of `ids`, from what was prefetched or loaded last where possible."""
         if self._coming is not None and any(row_id not in self._rows for row_id in ids):
             coming, self._coming = self._coming, None
-            self._rows.update((row.id, row) for row in self._wait(coming, name="prefetching rows"))
+            self._rows.update((row.id, row) for row in coming.result())
         missing = [row_id for row_id in ids if row_id not in self._rows]
         if missing:
             self._rows.update((row.id, row) for row in self.call(lambda store: store.load_sequences(missing)))
@@ -94,7 +95,7 @@ class StoreFeed:
     def _submit(self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def _wait(self, future: concurrent.futures.Future[Result], *, name: str) -> Result:
+    def _wait_bounded(self, future: concurrent.futures.Future[Result], *, name: str) -> Result:
         done, _ = concurrent.futures.wait([future], timeout=self._timeout_s)
         if not done:
             future.cancel()

@@ -11,7 +11,8 @@
 
     waits for                            bounded by                     then
     1    tasks_per_step settled groups   data_timeout_s                 UnavailableError, on every rank
-    1-7  the database                    the feed's call timeout        StoreError
+    1-7  a database that is slow         db_timeout_s                   StoreError
+    1-7  a database that is away         nothing                        goes on when it is back
     1-6  other ranks                     the process group's timeout    torch's error
 
 What a kill leaves behind, by the phase it hit, and what the next start does (S3, L4):

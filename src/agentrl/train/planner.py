@@ -218,7 +218,9 @@ class StepPlanner:
         deadline = time.monotonic() + timeout_s
         last_deadline = deadline + (SIGNAL_PATIENCE - 1) * timeout_s
         while True:
+            asked_at = time.monotonic()
             settled = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=limit))
+            deadline += time.monotonic() - asked_at  # while the database is away, nobody can settle a group either
             groups = reuse.usable(settled)[:wanted]
             unusable = self._unusable(settled, groups, reuse=reuse)
             if not unusable and len(groups) >= wanted:

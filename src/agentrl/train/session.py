@@ -36,7 +36,7 @@ from agentrl.train.publish import PolicyPublisher
 from agentrl.train.stability import StabilityWatch
 from agentrl.train.trackers import TrackerSink, parse_trackers, tracker_arguments
 
-FEED_TIMEOUT_FACTOR = 6  # a call may be several store operations, each bounded by db_timeout_s
+FEED_TIMEOUT_FACTOR = 6  # opening is several store operations, each bounded by db_timeout_s
 COLLECTIVE_MARGIN_S = 1800.0  # ranks wait in a collective while rank 0 waits for data, then writes weights
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -28,19 +29,31 @@ def test_operations_run_on_one_other_thread_and_errors_come_back() -> None:
             feed.call(fail)
 
 
-def test_a_call_that_hangs_is_given_up_and_cancelled() -> None:
-    cancelled = threading.Event()
+def test_an_opening_that_hangs_is_given_up_and_ends_the_thread() -> None:
+    async def hang() -> TrainStore:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
 
-    async def hang(store: TrainStore) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
+    with pytest.raises(StoreError, match=r"did not finish within 0\.1 s"), StoreFeed(hang, timeout_s=0.1):
+        pass
+    assert "store-feed" not in {thread.name for thread in threading.enumerate()}
 
-    with StoreFeed(fresh_store, timeout_s=0.1) as feed:
-        with pytest.raises(StoreError, match=r"did not finish within 0\.1 s"):
-            feed.call(hang)
-        assert cancelled.wait(timeout=5.0)
+
+def test_a_call_may_wait_longer_than_opening_may_take() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    async def wait_for_the_database(store: TrainStore) -> str:
+        asked.set()
+        await asyncio.to_thread(answer.wait, 10.0)
+        return "back"
+
+    with StoreFeed(fresh_store, timeout_s=0.05) as feed, ThreadPoolExecutor() as caller:
+        call = caller.submit(feed.call, wait_for_the_database)
+        assert asked.wait(timeout=5.0)
+        with pytest.raises(TimeoutError):
+            call.result(timeout=0.2)
+        answer.set()
+        assert call.result(timeout=5.0) == "back"
 
 
 def test_a_store_that_cannot_be_opened_ends_the_thread() -> None:

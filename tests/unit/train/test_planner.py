@@ -3,6 +3,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -352,6 +353,33 @@ def test_a_plan_made_before_a_quarantine_is_replayed_as_it_is(tmp_path: Path) ->
         feed.call(lambda opened: opened.raise_engine_quarantine(quarantine()))
 
         assert planner.plan(1).entry.sequence_ids == planned.entry.sequence_ids
+
+
+def test_time_in_which_the_database_was_away_does_not_count_as_waiting_for_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look takes an hour; then nothing is there, and the wait of 10 s begins."""
+    now_s = 0.0
+    looks = []
+
+    class AwayStore(MemoryStore):
+        async def settled_groups(self, *, split: str, limit: int) -> list[SettledGroup]:
+            nonlocal now_s
+            now_s += 1.0 if looks else 3600.0
+            looks.append(now_s)
+            return await super().settled_groups(split=split, limit=limit)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 4.0
+
+    monkeypatch.setattr("agentrl.train.planner.time", SimpleNamespace(monotonic=lambda: now_s))
+    config = config_for(tmp_path, algo={"tasks_per_step": 2}, train={"data_timeout_s": 10.0})
+    with open_planner(AwayStore(), config) as (planner, _):
+        planner._sleep = sleep
+        with pytest.raises(UnavailableError, match="data_timeout_s = 10"):
+            planner.plan(1)
+    assert looks == [3600.0, 3605.0, 3610.0, 3615.0]
 
 
 def test_supervised_plans_need_rows_and_no_tasks(tmp_path: Path) -> None:
