@@ -8,6 +8,7 @@ AgentRLError
 │   └── UnavailableError    a service, file, port or program that was asked for is not there
 │       └── DatabaseUnavailableError    no database answers; it may be restarting: exit code 1
 ├── StoreError              the database refused or lost an operation
+│   ├── StoredFormatError   a document was written by another release; also a UserError
 │   └── StaleClaimError     the writer's lease was taken over; its late work must be dropped
 ├── EngineError             the inference service failed, with a kind the caller can act on
 ├── ToolServerError         a tool server could not be started or spoken to
@@ -51,6 +52,10 @@ class DatabaseUnavailableError(UnavailableError):
 
 class StoreError(AgentRLError):
     """The database refused an operation or could not be reached in time."""
+
+
+class StoredFormatError(UserError, StoreError):
+    """A document has a format of another release: nothing is guessed, it is not read."""
 
 
 class StaleClaimError(StoreError):

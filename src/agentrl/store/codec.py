@@ -105,6 +105,11 @@ def unpack(header: Mapping[str, Any], *, parts: Sequence[bytes] = ()) -> dict[st
     return arrays
 
 
+def is_known(header: Mapping[str, Any]) -> bool:
+    """Whether `unpack` knows the form of a payload."""
+    return isinstance(header.get("layout"), str) and header.get("encoding") in {None, "zstd"}
+
+
 def part_ids(collection: str, document_id: str, header: Mapping[str, Any]) -> list[str]:
     """Ids of the TokenParts of a document, in order; empty when its payload is inline.
 

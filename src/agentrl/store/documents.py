@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 from bson.binary import Binary
 
+from agentrl.errors import StoredFormatError
 from agentrl.store import codec
 from agentrl.store.dispatch_fields import implied_place, place_to_fields, spans_from_fields, spans_to_fields
-from agentrl.store.indexes import DISPATCH
+from agentrl.store.indexes import DISPATCH, RECORD, TASK
 from agentrl.types import (
     SCHEMA_VERSION,
     DispatchedSamplingTask,
@@ -57,6 +58,22 @@ def utc_milliseconds(moment: datetime) -> datetime:
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
+def check_format(collection: str, document: Mapping[str, Any]) -> None:
+    """Raises StoredFormatError unless this release wrote the document, or an older one in the same format."""
+    version = document.get("schema_version")
+    payloads = [document.get("payload"), document.get("tokens", {}).get("prompt")]
+    if version != SCHEMA_VERSION:
+        found = f"has schema_version {version}, and this release reads {SCHEMA_VERSION}"
+    elif not all(payload is None or codec.is_known(payload) for payload in payloads):
+        found = f"has schema_version {version}, but packs its arrays in a way that this release does not know"
+    else:
+        return
+    raise StoredFormatError(
+        f"{collection} {document.get('_id')} {found}: another release of AgentRL made this run. Read it, or export it "
+        "with `agentrl db export`, with that release; with this one, start a run under another run_name"
+    )
+
+
 # --- Task ---------------------------------------------------------------------------------------------------------
 
 
@@ -89,6 +106,7 @@ def task_to_document(task: Task, *, slot: int) -> Document:
 
 def task_from_document(document: Mapping[str, Any]) -> Task:
     """The Task without its state."""
+    check_format(TASK, document)
     tools = document["tools"]
     return Task(
         id=document["_id"],
@@ -171,6 +189,7 @@ def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> Gro
 
 def settled_group_from_document(document: Mapping[str, Any]) -> SettledGroup:
     """A settled Task document as the planner sees it."""
+    check_format(TASK, document)
     settlement = document["settlement"]
     return SettledGroup(
         settlement=settlement_from_document(document["_id"], settlement),
@@ -221,6 +240,7 @@ def final_record_fields(record: Record) -> Document:
 
 def record_from_document(document: Mapping[str, Any]) -> Record:
     """A Record header."""
+    check_format(RECORD, document)
     stop_reason = document["stop_reason"]
     return Record(
         id=document["_id"],
@@ -309,6 +329,7 @@ def prompt_part_ids(document: Mapping[str, Any]) -> list[str]:
 
 def dispatch_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes]) -> DispatchedSamplingTask:
     """One request and its reply. `parts`: those of its payload, then those of its prompt (parts.py)."""
+    check_format(DISPATCH, document)
     num_own = document.get("payload", {}).get("num_parts", 0)
     arrays = codec.unpack(document["payload"], parts=parts[:num_own]) if "payload" in document else {}
     if "prompt" in document.get("tokens", {}):

@@ -33,7 +33,7 @@ class Ledger:
     async def settled_groups(self, *, split: str, limit: int) -> list[SettledGroup]:
         """See TrainStore.settled_groups."""
         query = {"split": split, "status": TaskStatus.SETTLED.value}
-        fields = {"settlement": 1, "settled_at": 1, "mean_tool_calls": 1}
+        fields = {"schema_version": 1, "settlement": 1, "settled_at": 1, "mean_tool_calls": 1}
         tasks = self._database.durable(TASK)
         found = await self._database.run(
             "list settled groups", lambda: tasks.find(query, fields).sort("settled_at", 1).limit(limit).to_list()

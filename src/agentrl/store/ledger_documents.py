@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.store import codec
-from agentrl.store.documents import Document, Encoded, with_payload
-from agentrl.store.indexes import SEQUENCE
+from agentrl.store.documents import Document, Encoded, check_format, with_payload
+from agentrl.store.indexes import POLICY_VERSION, SEQUENCE, SERVICE, TRAIN_STEP, WORKER
 from agentrl.types import (
     SCHEMA_VERSION,
     Alarm,
@@ -54,6 +54,7 @@ def sequence_to_document(sequence: DBRecordData) -> Encoded:
 
 def sequence_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes]) -> DBRecordData:
     """A training row."""
+    check_format(SEQUENCE, document)
     arrays: dict[str, Any] = codec.unpack(document["payload"], parts=parts)
     return DBRecordData(
         id=document["_id"],
@@ -95,6 +96,7 @@ def step_to_document(step: TrainStep) -> Document:
 
 def step_from_document(document: Mapping[str, Any]) -> TrainStep:
     """A ledger entry."""
+    check_format(TRAIN_STEP, document)
     return TrainStep(
         step=document["_id"],
         status=StepStatus(document["status"]),
@@ -152,6 +154,7 @@ def _reference_to_document(canary: CanaryReference) -> Document:
 
 def policy_from_document(document: Mapping[str, Any]) -> PolicyVersion:
     """A published policy version."""
+    check_format(POLICY_VERSION, document)
     canary = document.get("canary")
     reference = canary and CanaryReference(
         prompts=tuple(tuple(prompt) for prompt in canary["prompts"]), logprobs=tuple(canary["logprobs"])
@@ -200,6 +203,7 @@ def _answer_from_document(document: Mapping[str, Any]) -> CanaryAnswer:
 
 def service_from_document(document: Mapping[str, Any]) -> InferenceService:
     """An inference service."""
+    check_format(SERVICE, document)
     return InferenceService(
         id=document["_id"],
         base_url=document["base_url"],
@@ -256,6 +260,7 @@ def worker_to_document(worker: Worker) -> Document:
 
 def worker_from_document(document: Mapping[str, Any]) -> Worker:
     """A worker."""
+    check_format(WORKER, document)
     return Worker(
         id=document["_id"],
         kind=document["kind"],

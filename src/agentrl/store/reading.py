@@ -12,6 +12,7 @@ from agentrl.store import codec
 from agentrl.store.connection import Database
 from agentrl.store.documents import (
     Document,
+    check_format,
     dispatch_from_document,
     record_from_document,
     settlement_from_document,
@@ -38,6 +39,7 @@ class Reader:
         document = await self._find_one(RUN, _RUN_ID)
         if document is None:
             return None
+        check_format(RUN, document)
         return {key: codec.decode_json_value(value) for key, value in document["run"].items()}
 
     async def put_run(self, run: Mapping[str, Any]) -> None:
@@ -60,6 +62,7 @@ class Reader:
         document = await self._find_one(TASK, task_id)
         if document is None or "settlement" not in document:
             return None
+        check_format(TASK, document)
         return settlement_from_document(task_id, document["settlement"])
 
     async def get_record(self, record_id: str) -> Record | None:

@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store import codec
 from agentrl.store.connection import Database
-from agentrl.store.documents import Document, Encoded, with_payload
+from agentrl.store.documents import Document, Encoded, check_format, with_payload
 from agentrl.store.indexes import TOKEN_PART, TOOL_JOURNAL
 from agentrl.store.parts import load_parts
 from agentrl.types import SCHEMA_VERSION, ToolCall, ToolResult, ToolStatus
@@ -79,6 +79,7 @@ def _call_to_document(call: ToolCall, result: ToolResult) -> Encoded:
 
 
 def _result_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes]) -> ToolResult:
+    check_format(TOOL_JOURNAL, document)
     arrays = codec.unpack(document["payload"], parts=parts) if "payload" in document else {}
     content = (
         json.loads(bytes(arrays["content"])) if "content" in arrays else codec.decode_json_value(document["content"])
