@@ -7,8 +7,6 @@ DBRecordData rows (training sequences), and a TrainStep says which rows trained 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +26,12 @@ from agentrl.services import ServiceStatus as ServiceStatus
 from agentrl.steps import Alarm as Alarm
 from agentrl.steps import StepStatus as StepStatus
 from agentrl.steps import TrainStep as TrainStep
+from agentrl.tool_calls import Recovery as Recovery
+from agentrl.tool_calls import ToolCall as ToolCall
+from agentrl.tool_calls import ToolRequest as ToolRequest
+from agentrl.tool_calls import ToolResult as ToolResult
+from agentrl.tool_calls import ToolSpec as ToolSpec
+from agentrl.tool_calls import ToolStatus as ToolStatus
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -93,44 +97,6 @@ class DispatchKind(StrEnum):
     TOOL = "tool"
     JUDGE = "judge"
     BROWSE = "browse"
-
-
-class ToolStatus(StrEnum):
-    """Typed outcome of a tool call."""
-
-    OK = "ok"
-    TOOL_ERROR = "tool_error"  # the tool ran and reported an error (MCP isError)
-    BAD_ARGUMENTS = "bad_arguments"  # refused before the call: the schema does not allow them
-    UNKNOWN_TOOL = "unknown_tool"
-    MALFORMED = "malformed"  # the model's call could not be parsed
-    TIMEOUT = "timeout"
-    CRASHED = "crashed"  # the server died during the call
-    CANCELLED = "cancelled"
-
-    @property
-    def is_infrastructure(self) -> bool:
-        """Whether the tool server, not the model, is to blame."""
-        return self in {ToolStatus.TIMEOUT, ToolStatus.CRASHED, ToolStatus.CANCELLED}
-
-    @property
-    def was_sent(self) -> bool:
-        """Whether the call reached a tool, or may have."""
-        return self not in {ToolStatus.BAD_ARGUMENTS, ToolStatus.UNKNOWN_TOOL, ToolStatus.MALFORMED}
-
-
-class Recovery(StrEnum):
-    """What a tool's calls leave behind, and so what becomes of a Record whose sampler died after using it."""
-
-    STATELESS = "stateless"  # nothing: a call may be repeated, and the Record goes on elsewhere
-    JOURNALLED = (
-        "journalled"  # an effect that must not happen twice: results are kept, and the Record goes on elsewhere
-    )
-    STATEFUL = "stateful"  # something that dies with the sampler: the Record starts over
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether a Record may be continued elsewhere after calling the tool."""
-        return self is not Recovery.STATEFUL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,64 +321,6 @@ class Worker:
     phase: str = ""  # what it is doing, for the live view
     started_at: datetime | None = None
     heartbeat_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSpec:
-    """A tool as the model sees it."""
-
-    name: str  # unique; "server.tool" where two servers offer the same name
-    description: str
-    parameters: Mapping[str, Any]  # JSON schema of the arguments object
-    server: str = ""
-    recovery: Recovery = Recovery.STATEFUL
-
-    def as_openai(self) -> dict[str, Any]:
-        """The function-calling form chat templates expect."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolRequest:
-    """One call the model asked for. `error` is set when its text could not be parsed into a call."""
-
-    call_id: str
-    name: str
-    arguments: Mapping[str, Any]
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
-    """What the model gets back, and how it went."""
-
-    status: ToolStatus
-    content: str
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """One call as the tool journal knows it. The same call of a later attempt or owner of the Record is equal."""
-
-    record_id: str
-    turn: int
-    index: int  # among the turn's calls, from 1
-    server: str
-    tool: str  # as the server names it
-    arguments: Mapping[str, Any]
-
-    @property
-    def content_hash(self) -> str:
-        """SHA-256 of server, tool and arguments as canonical JSON: equal for equal calls of any Record."""
-        content = [self.server, self.tool, self.arguments]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
-
-    @property
-    def key(self) -> str:
-        """The idempotency key: a call of this key is executed once, as far as its result reached the journal."""
-        return f"{self.record_id}/{self.turn:03d}/{self.index}/{self.content_hash}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -569,6 +569,25 @@ async def test_an_epoch_enqueues_the_first_ones_tasks_again_once(store: Store) -
     assert {claim.task.query for claim in claims} == {make_task("a").query, make_task("b").query}
 
 
+async def test_samplers_that_enqueue_an_epoch_at_the_same_time_enqueue_every_task_once(store: Store) -> None:
+    await store.insert_tasks([make_task(str(number)) for number in range(20)])
+    added = await asyncio.gather(*(store.enqueue_epoch(split="train", epoch=1) for _ in range(6)))
+    assert sum(count or 0 for count in added) == 20
+    claims = await store.claim_tasks(split="train", owner="w", lease_s=60, limit=100)
+    assert sorted(claim.task.id for claim in claims) == sorted(
+        f"train:{epoch}:{number}" for epoch in (0, 1) for number in range(20)
+    )
+
+
+async def test_an_epoch_whose_enqueueing_was_cut_off_is_completed_by_the_next_who_asks(store: Store) -> None:
+    await store.insert_tasks([make_task(name) for name in "abc"])
+    await store.insert_tasks([make_task("b", epoch=1)])
+    assert await store.enqueue_epoch(split="train", epoch=1) == 2
+    assert await store.enqueue_epoch(split="train", epoch=1) == 0
+    claims = await store.claim_tasks(split="train", owner="w", lease_s=60, limit=10)
+    assert sorted(claim.task.id for claim in claims if claim.task.epoch == 1) == [f"train:1:{name}" for name in "abc"]
+
+
 async def test_committing_a_step_completes_its_entry(store: Store) -> None:
     plan = await store.plan_step(planned(1, task_ids=("t",), sequence_ids=("s", "r")))
     alarm = Alarm(name="zero_signal", message="nothing to learn", steps=(1,), subjects=("train:0:a.b/g0",))

@@ -66,7 +66,9 @@ class StoreConfig(Section):
         description="Port of a TCP proxy on this machine through which a launch reaches the embedded database; "
         "`agentrl chaos` sets it. Empty: directly.",
     )
-    db_timeout_s: float = Field(20.0, gt=0, description="Seconds any database operation may take before it fails.")
+    db_timeout_s: float = Field(
+        20.0, gt=0, description="Seconds a database operation may take. Later on, one that is away is waited for."
+    )
     lease_s: float = Field(30.0, gt=0, description="Seconds a claim lives without a heartbeat.")
     heartbeat_s: float = Field(5.0, gt=0, description="Seconds between heartbeats of workers, services and claims.")
 

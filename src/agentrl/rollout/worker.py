@@ -230,12 +230,10 @@ class SamplerWorker:
         for task_id, (_, group) in list(self.groups.items()):
             if not group.done():
                 continue
-            del self.groups[task_id]
-            if group.cancelled():
-                continue
-            error = group.exception()
+            error = None if group.cancelled() else group.exception()
             if error is not None and not _is_lost_claim(error):
-                raise error
+                raise error  # its claim is given back with the others
+            del self.groups[task_id]
             if error is not None:
                 logger.warning("lost the claim of %s: %s", task_id, error)
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.chat import ChatFormat
 from agentrl.config import AlgoConfig, InferenceConfig, RolloutConfig, RunConfig, StoreConfig
-from agentrl.errors import EngineError, EngineErrorKind
+from agentrl.errors import EngineError, EngineErrorKind, StoreError
 from agentrl.rollout.sampler import MCPSampler
 from agentrl.rollout.worker import SamplerWorker, can_be_served, count_outstanding, run_sampler
 from agentrl.store import MemoryStore
@@ -21,10 +21,12 @@ from agentrl.types import (
     GroupOutcome,
     InferenceService,
     PolicyVersion,
+    Record,
     RecordStatus,
     Recovery,
     ServiceStatus,
     Task,
+    TaskClaim,
     TaskStatus,
 )
 from scripted_engine import Script, ScriptedEngine
@@ -66,10 +68,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_chat(tmp_path_factory.mktemp("chat"))
 
 
-def make_config(**algo: int) -> RunConfig:
+def make_config(*, num_train_epochs: int | None = None, **algo: int) -> RunConfig:
     return RunConfig(
         store=StoreConfig(heartbeat_s=0.02, lease_s=0.3),
-        rollout=RolloutConfig(num_generations=2, max_new_tokens=200, max_prompt_tokens=2000),
+        rollout=RolloutConfig(
+            num_generations=2, max_new_tokens=200, max_prompt_tokens=2000, num_train_epochs=num_train_epochs
+        ),
         inference=InferenceConfig(context_length=4000),
         algo=AlgoConfig(**algo),
     )
@@ -176,6 +180,68 @@ async def test_an_empty_queue_is_refilled_with_the_next_epoch(model_dir: Path) -
         await until(lambda: _reached(store, 5))
     epochs = {record.task_id.split(":")[1] for record in await store.list_records(split="train")}
     assert epochs == {"0", "1", "2"}
+
+
+class LookedAt(MemoryStore):
+    """Counts how often a sampler looked for work, and whose Records it opened."""
+
+    num_looks = 0
+
+    async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:
+        self.num_looks += 1
+        return await super().count_tasks(split=split)
+
+
+async def _looked_again(store: LookedAt, *, since: int) -> bool:
+    return store.num_looks >= since + 3
+
+
+async def epochs_of(store: MemoryStore) -> list[int]:
+    states = await store.find_tasks(await store.list_task_ids())
+    return sorted({state.task.epoch for state in states})
+
+
+async def test_exactly_as_many_epochs_are_sampled_as_asked_for(model_dir: Path) -> None:
+    store = LookedAt()
+    await store.insert_tasks(make_tasks(2))
+    config = make_config(num_train_epochs=2, tasks_per_step=20, max_staleness=0)
+    async with sampler(model_dir, store, solve, config=config):
+        await until(lambda: _reached(store, 4))
+        since = store.num_looks
+        await until(lambda: _looked_again(store, since=since))
+    assert await epochs_of(store) == [0, 1]
+
+
+async def test_a_restarted_sampler_goes_on_with_the_next_epoch_and_enqueues_none_again(model_dir: Path) -> None:
+    store = MemoryStore()
+    await store.insert_tasks(make_tasks(2))
+    for num_epochs in (2, 3):
+        config = make_config(num_train_epochs=num_epochs, tasks_per_step=20, max_staleness=0)
+        async with sampler(model_dir, store, solve, config=config):
+            await until(lambda: _reached(store, 2 * num_epochs))  # noqa: B023 - awaited within the turn of the loop
+    assert await epochs_of(store) == [0, 1, 2]
+    assert len(await store.list_task_ids()) == 6
+    assert {record.fence for record in await store.list_records(split="train")} == {1}
+
+
+async def test_a_failure_between_claim_and_first_turn_gives_the_task_back_at_once(model_dir: Path) -> None:
+    class Broken(MemoryStore):
+        async def open_records(self, claim: TaskClaim) -> list[Record]:
+            raise StoreError("cannot open the records")
+
+    store = Broken()
+    await store.insert_tasks(make_tasks(1))
+    await store.put_service(SERVICE)
+    with pytest.raises(StoreError, match="cannot open the records"):
+        await asyncio.wait_for(
+            run_sampler(
+                make_config(tasks_per_step=1), store=store, toolbox=FunctionToolbox([add]),
+                client=ScriptedEngine(model_dir, solve), chat=ChatFormat.load(model_dir), stop=asyncio.Event(),
+            ),
+            timeout=10,
+        )  # fmt: skip
+    (state,) = await store.find_tasks(await store.list_task_ids())
+    assert (state.status, state.fence) == (TaskStatus.PENDING, 1)
 
 
 async def test_a_stopped_sampler_gives_its_tasks_back_and_another_resumes_them_mid_record(model_dir: Path) -> None:
