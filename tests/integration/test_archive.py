@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from agentrl.store.connection import Database
 from agentrl.store.indexes import IMPORT, TASK
 from agentrl.store.mongo import MongoStore, open_store
 from agentrl.store.scan import Fingerprint, Writer, collection_names, copy_database, is_empty, read_all
-from agentrl.types import RecordStatus, StopReason
+from agentrl.types import RecordStatus, StopReason, ToolCall, ToolResult, ToolStatus
 from factories import make_sequence, make_settlement, make_task, make_turn
 
 ODD_NAN = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))[0]
@@ -57,6 +58,9 @@ async def fill(store: MongoStore, *, prompt_tokens: int = 300, num_tasks: int = 
         await store.settle_task(claim, make_settlement(task), rows)
     await store.insert_tasks([make_task("pending", epoch=3)])
     await store.put_run({"config": {"a.b": 2**70, "$x": [None]}})
+    call = ToolCall(record_id="r", turn=0, index=1, server="s", tool="t", arguments={"to": "\ud800"})
+    answer = random.Random(0).randbytes(4 * prompt_tokens).hex()
+    await store.put_result(call, ToolResult(status=ToolStatus.OK, content=answer))
 
 
 def listed(folder: Path) -> list[str]:
