@@ -84,7 +84,7 @@ async def rewrite(store: MongoStore, collection: str, fields: dict[str, Any]) ->
     return str(found["_id"])
 
 
-@pytest.mark.parametrize("version", [2, None])
+@pytest.mark.parametrize("version", [3, None])
 @pytest.mark.parametrize("collection", READS)
 async def test_an_unknown_schema_version_is_refused_with_document_version_and_way_out(
     full_store: MongoStore, collection: str, version: int | None
@@ -94,7 +94,9 @@ async def test_an_unknown_schema_version_is_refused_with_document_version_and_wa
     with pytest.raises(StoredFormatError) as raised:
         await READS[collection](full_store)
     message = str(raised.value)
-    assert message.startswith(f"{collection} {document_id} has schema_version {version}, and this release reads 1")
+    assert message.startswith(
+        f"{collection} {document_id} has schema_version {version}, and this release reads 1 and 2"
+    )
     assert "agentrl db export" in message
     assert isinstance(raised.value, UserError)
     assert isinstance(raised.value, StoreError)
@@ -104,8 +106,8 @@ async def test_an_unknown_schema_version_is_refused_with_document_version_and_wa
 async def test_every_way_to_read_a_document_checks_it(full_store: MongoStore, what: str) -> None:
     collection, read = MORE_READS[what]
     await read(full_store)
-    await rewrite(full_store, collection, {"schema_version": 2})
-    with pytest.raises(StoredFormatError, match=f"{collection} .* schema_version 2"):
+    await rewrite(full_store, collection, {"schema_version": 3})
+    with pytest.raises(StoredFormatError, match=f"{collection} .* schema_version 3"):
         await read(full_store)
 
 

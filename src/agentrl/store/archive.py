@@ -34,14 +34,13 @@ from bson.raw_bson import RawBSONDocument
 
 from agentrl.errors import ArchiveError, StoreError
 from agentrl.store.connection import Database
-from agentrl.store.documents import Document
+from agentrl.store.documents import READABLE_SCHEMA_VERSIONS, Document
 from agentrl.store.indexes import DISPATCH, IMPORT, SEQUENCE, TOKEN_PART, TOOL_JOURNAL
 from agentrl.store.parts import all_part_ids
 from agentrl.store.scan import Fingerprint, Progress, Writer, collection_names, is_empty, no_progress, read_all
 from agentrl.types import SCHEMA_VERSION
 
 FORMAT: Final = 1
-READABLE_SCHEMA_VERSIONS: Final = (1, SCHEMA_VERSION)
 _LONGEST_LINE: Final = 256 * 1024 * 1024
 _UNDECODED: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
 _OPTIONS: Final = CANONICAL_JSON_OPTIONS.with_options(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)

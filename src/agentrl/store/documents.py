@@ -40,6 +40,7 @@ from agentrl.types import (
 
 Document = dict[str, Any]
 
+READABLE_SCHEMA_VERSIONS: Final = (1, SCHEMA_VERSION)
 PROMPT: Final = "Prompt"  # TokenParts that the first turns of a group share
 SHARE_PROMPTS_ABOVE: Final = 128  # tokens; below, naming the parts costs as much as it saves
 
@@ -62,8 +63,9 @@ def check_format(collection: str, document: Mapping[str, Any]) -> None:
     """Raises StoredFormatError unless this release wrote the document, or an older one in the same format."""
     version = document.get("schema_version")
     payloads = [document.get("payload"), document.get("tokens", {}).get("prompt")]
-    if version != SCHEMA_VERSION:
-        found = f"has schema_version {version}, and this release reads {SCHEMA_VERSION}"
+    if version not in READABLE_SCHEMA_VERSIONS:
+        readable = " and ".join(map(str, READABLE_SCHEMA_VERSIONS))
+        found = f"has schema_version {version}, and this release reads {readable}"
     elif not all(payload is None or codec.is_known(payload) for payload in payloads):
         found = f"has schema_version {version}, but packs its arrays in a way that this release does not know"
     else:
