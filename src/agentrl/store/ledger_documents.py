@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.store import codec
 from agentrl.store.documents import Document, Encoded, check_format, with_payload
-from agentrl.store.indexes import POLICY_VERSION, SEQUENCE, SERVICE, TRAIN_STEP, WORKER
+from agentrl.store.indexes import ENGINE_QUARANTINE, POLICY_VERSION, SEQUENCE, SERVICE, TRAIN_STEP, WORKER
 from agentrl.types import (
     SCHEMA_VERSION,
     Alarm,
@@ -233,6 +233,7 @@ def engine_quarantine_to_document(quarantine: EngineQuarantine) -> Document:
 
 def engine_quarantine_from_document(document: Mapping[str, Any]) -> EngineQuarantine:
     """A quarantined span."""
+    check_format(ENGINE_QUARANTINE, document)
     return EngineQuarantine(
         id=document["_id"],
         service_id=document["service_id"],

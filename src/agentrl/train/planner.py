@@ -220,7 +220,8 @@ class StepPlanner:
         while True:
             asked_at = time.monotonic()
             settled = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=limit))
-            deadline += time.monotonic() - asked_at  # while the database is away, nobody can settle a group either
+            away_s = time.monotonic() - asked_at  # while the database is away, nobody can settle a group either
+            deadline, last_deadline = deadline + away_s, last_deadline + away_s
             groups = reuse.usable(settled)[:wanted]
             unusable = self._unusable(settled, groups, reuse=reuse)
             if not unusable and len(groups) >= wanted:
