@@ -39,7 +39,7 @@ from agentrl.store import MongoStore
 from agentrl.store.connection import Database
 from agentrl.tools import FunctionToolbox
 from agentrl.train.feed import StoreFeed
-from agentrl.types import GenerateReply, GenerateRequest, PolicyVersion, Record, StepStatus, Turn
+from agentrl.types import GenerateReply, GenerateRequest, PolicyVersion, Record, Recovery, StepStatus, Turn
 from kill_engine import GENERATION_S, ScriptedServer
 from kill_points import KillPoints
 
@@ -131,8 +131,9 @@ async def sample(spec: Spec) -> None:
     await store.prepare()
     chat = ChatFormat.load(spec.model_dir)
     client = WatchedClient(RoutedClient(store, vocab_size=chat.vocab_size), spec.points)
+    toolbox = FunctionToolbox([add], recovery=Recovery.STATELESS)
     try:
-        await run_sampler(spec.config, store=store, toolbox=FunctionToolbox([add]), client=client, chat=chat, stop=stop)
+        await run_sampler(spec.config, store=store, toolbox=toolbox, client=client, chat=chat, stop=stop)
     finally:
         await client.close()
         await store.close()

@@ -18,8 +18,6 @@ from agentrl.chat import ChatFormat
 from agentrl.cli.connect import prepared_store
 from agentrl.config import AlgoConfig, InferenceConfig, RolloutConfig, RunConfig, StoreConfig
 from agentrl.errors import DatabaseUnavailableError, StoreError
-from agentrl.inference import EngineClient
-from agentrl.inference.registrar import run_registrar
 from agentrl.inspector.audit import audit_run
 from agentrl.protocols import TrainStore
 from agentrl.rollout.worker import run_sampler
@@ -40,6 +38,7 @@ from agentrl.types import (
 from crashing_server import CrashingServer
 from engine_targets import EngineTarget, embedded_target
 from factories import make_task, make_turn
+from registered_engine import registered
 from scripted_engine import ScriptedEngine
 from tiny_chat import write_tiny_chat
 from tiny_model import random_row, run_config, write_tiny_model
@@ -331,7 +330,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineTarget]:
 async def test_a_registrar_outlasts_the_outage_and_follows_the_policy_afterwards(
     crashing: CrashingServer, engine: EngineTarget
 ) -> None:
-    stop = asyncio.Event()
     store = open_store(crashing.server.uri, database="run", timeout_s=TIMEOUT_S)  # as `agentrl serve` opens it
     await store.prepare()
 
@@ -342,14 +340,9 @@ async def test_a_registrar_outlasts_the_outage_and_follows_the_policy_afterwards
             return False
         return [(service.status, service.policy_version) for service in services] == [(ServiceStatus.UP, version)]
 
-    async with EngineClient(engine.base_url, timeout_s=5.0) as client:
-        registrar = asyncio.create_task(
-            run_registrar(client, store, service_id="s", engine="embedded", poll_s=0.05, heartbeat_s=0.1, stop=stop)
-        )
+    async with registered(engine.base_url, store):
         await until(lambda: is_up_at(0))
         await outage(crashing)
         await store.publish_policy(PolicyVersion(version=1, path=str(engine.model_dirs[1])))
         await until(lambda: is_up_at(1))
-        stop.set()
-        await registrar
     await store.close()
