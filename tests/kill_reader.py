@@ -180,8 +180,9 @@ def digest(document: RawBSONDocument) -> str:
 
 def stored_turn(documents: Iterable[RawBSONDocument]) -> tuple[bytes, tuple[str, ...]]:
     """Prompt ids, completion ids and log-probs as bytes (small ones lie in the document), and the tools' results."""
-    decoded = sorted((bson.decode(document.raw) for document in documents), key=lambda call: call["index"])
-    model, *tools = decoded
+    by_length = sorted((bson.decode(document.raw) for document in documents), key=lambda call: len(call["_id"]))
+    model, *tools = by_length  # <turn>, then <turn>/1, <turn>/2 ...
+    tools.sort(key=lambda call: int(call["_id"].rsplit("/", 1)[1]))
     return bytes(model["payload"]["bytes"]), tuple(call["response"]["content"] for call in tools)
 
 

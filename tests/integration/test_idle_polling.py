@@ -24,6 +24,7 @@ from agentrl.cli.train import Heartbeat
 from agentrl.config import RunConfig
 from agentrl.errors import UnavailableError
 from agentrl.inference import EngineClient
+from agentrl.inference.canary import CanarySettings
 from agentrl.inference.registrar import run_registrar
 from agentrl.rollout.worker import run_sampler
 from agentrl.store import MongoStore, open_store
@@ -97,7 +98,7 @@ async def start_registrar(idle: Idle, *, base_url: str) -> None:
     config = RunConfig()
     running = run_registrar(
         client, store, service_id="s", engine="embedded", poll_s=config.inference.policy_poll_s,
-        heartbeat_s=config.store.heartbeat_s, stop=asyncio.Event(),
+        heartbeat_s=config.store.heartbeat_s, canary=CanarySettings(), stop=asyncio.Event(),
     )  # fmt: skip
     idle.run(running, role="registrar")
 

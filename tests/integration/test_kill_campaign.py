@@ -62,7 +62,9 @@ def lose_documents(run: Documents) -> None:
 
 
 def change_a_turn(run: Documents) -> None:
-    run["DispatchedSamplingTask"].update_one({"record_id": f"{TRAINED}/g0", "kind": "tool"}, {"$set": {"status": "x"}})
+    calls = run["DispatchedSamplingTask"].find({"kind": "tool"}, {"turn_id": 1})
+    call = next(call for call in calls if call["turn_id"].startswith(f"{TRAINED}/g0/"))
+    run["DispatchedSamplingTask"].update_one({"_id": call["_id"]}, {"$set": {"status": "x"}})
 
 
 def double_a_record(run: Documents) -> None:
