@@ -89,6 +89,13 @@ class ModelConfig(Section):
     attention_implementation: str = Field("sdpa", description="Attention kernel of the trainer.")
     bf16: bool = Field(False, description="bfloat16 parameters with float32 reductions. Off on CPUs.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    lora_rank: int = Field(0, ge=0, description="Rank of a LoRA adapter that is trained in the model's place; 0: off.")
+    lora_alpha: float | None = Field(
+        None, gt=0, description="The adapter is added with weight alpha / rank; empty: twice lora_rank."
+    )
+    lora_target_modules: str = Field(
+        "all-linear", description="Layers with an adapter: names, comma separated, or all linear ones but the head."
+    )
     chat_template: Path | None = Field(None, description="Jinja file that replaces the tokenizer's chat template.")
 
 

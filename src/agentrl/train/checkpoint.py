@@ -1,7 +1,7 @@
 """Checkpoints: everything a resume needs, bitwise.
 
     run_dir/checkpoints/step_20/          complete: it has its name only after all ranks wrote and synced
-        model.safetensors, config.json, tokenizer...   float32, loads in transformers
+        model.safetensors, config.json, tokenizer...   float32, loads in transformers; with LoRA the adapter alone
         optimizer/                        AdamW state, sharded (torch.distributed.checkpoint)
         rng_0.pt, rng_1.pt, ...           random generators of each rank
         checkpoint.json                   step, its metrics, number of ranks, size of every file
@@ -32,7 +32,15 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from agentrl.errors import ConfigError
-from agentrl.train.export import UNFINISHED_SUFFIX, finish_directory, model_state, unwrapped, write_model
+from agentrl.train.export import (
+    UNFINISHED_SUFFIX,
+    adapter_state,
+    finish_directory,
+    model_state,
+    unwrapped,
+    write_model,
+)
+from agentrl.train.lora import write_adapter
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +100,7 @@ def save_checkpoint(
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     accelerator.wait_for_everyone()
-    state = model_state(accelerator, policy)
-    if accelerator.is_main_process:
-        causal_lm = unwrapped(accelerator, policy).causal_lm
-        write_model(unfinished, causal_lm=causal_lm, state=state, tokenizer_source=tokenizer_source)
+    write_weights(unfinished, accelerator=accelerator, policy=policy, tokenizer_source=tokenizer_source)
     _save_optimizer(unfinished / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
     torch.save(_random_state(), unfinished / f"rng_{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
@@ -107,6 +112,21 @@ def save_checkpoint(
         (unfinished / STATE_FILE).write_text(json.dumps(contents), encoding="utf-8")
         finish_directory(path)
     accelerator.wait_for_everyone()
+
+
+def write_weights(
+    directory: Path, *, accelerator: Accelerator, policy: torch.nn.Module, tokenizer_source: Path
+) -> None:
+    """What is trained, as rank 0 has to find it again: the whole model, or with LoRA the adapter alone."""
+    causal_lm = unwrapped(accelerator, policy).causal_lm
+    if unwrapped(accelerator, policy).has_adapter:
+        factors = adapter_state(accelerator, policy)
+        if accelerator.is_main_process:
+            write_adapter(directory, causal_lm=causal_lm, state=factors)
+        return
+    state = model_state(accelerator, policy)
+    if accelerator.is_main_process:
+        write_model(directory, causal_lm=causal_lm, state=state, tokenizer_source=tokenizer_source)
 
 
 def load_training_state(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor
 
+from agentrl.train.lora import is_adapter
 from agentrl.train.model import PolicyModule
 
 UNFINISHED_SUFFIX = ".tmp"
@@ -76,13 +78,31 @@ def is_whole_model(directory: Path) -> bool:
 
 
 def model_state(accelerator: Accelerator, policy: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Full weights by Hugging Face name, float32. Every rank must call it; only rank 0 needs the result."""
+    """Full weights by Hugging Face name, float32. Every rank must call it; only rank 0 gets the result."""
     causal_lm = unwrapped(accelerator, policy).causal_lm
-    # named_parameters gives a tied weight one name; the state dict has it under both, and FSDP2 copies it.
+    # named_parameters gives a tied weight one name; the state dict has it under both.
     names = {name for name, _ in [*causal_lm.named_parameters(), *causal_lm.named_buffers()]}
-    state: Mapping[str, torch.Tensor] = accelerator.get_state_dict(policy)
-    by_name = {name.removeprefix(MODULE_PREFIX): tensor for name, tensor in state.items()}
-    return {name: tensor for name, tensor in by_name.items() if name in names}
+    return _gathered(accelerator, policy, names=names)
+
+
+def adapter_state(accelerator: Accelerator, policy: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The factors of a LoRA adapter alone. Every rank must call it; only rank 0 gets the result."""
+    names = {name for name, _ in unwrapped(accelerator, policy).causal_lm.named_parameters() if is_adapter(name)}
+    return _gathered(accelerator, policy, names=names)
+
+
+def _gathered(accelerator: Accelerator, policy: torch.nn.Module, *, names: Set[str]) -> dict[str, torch.Tensor]:
+    """One tensor after the other in one piece on rank 0's CPU; no rank ever holds the whole model on its device."""
+    gathered = {}
+    for full_name, tensor in unwrapped(accelerator, policy).state_dict().items():
+        name = full_name.removeprefix(MODULE_PREFIX)
+        if name not in names:
+            continue
+        on_device = tensor.to(accelerator.device)  # where collectives work; CPU offload keeps shards elsewhere
+        whole = on_device.full_tensor() if isinstance(on_device, DTensor) else on_device
+        if accelerator.is_main_process:
+            gathered[name] = whole.detach().cpu()
+    return gathered
 
 
 def unwrapped(accelerator: Accelerator, policy: torch.nn.Module) -> PolicyModule:

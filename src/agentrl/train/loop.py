@@ -40,7 +40,8 @@ from agentrl.protocols import MetricSink, TrainStore
 from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.canary import canary_reference
 from agentrl.train.checkpoint import Checkpoint, checkpoint_path, prune_checkpoints, save_checkpoint
-from agentrl.train.export import write_model, written_beside
+from agentrl.train.export import adapter_state, write_model, written_beside
+from agentrl.train.lora import write_adapter
 from agentrl.train.loss_inputs import StepSize
 from agentrl.train.metrics import PhaseClock, Report
 from agentrl.train.on_alarm import is_waited_for, may_go_on
@@ -252,8 +253,13 @@ def _close_step_of(checkpoint: Checkpoint, *, session: Session) -> tuple[Alarm, 
 
 
 def export_final(session: Session) -> None:
-    """The trained model, for transformers and SGLang: run_dir/final."""
+    """The trained model, for transformers and SGLang: run_dir/final; a LoRA adapter alone: run_dir/final_adapter."""
     weights = session.served_weights()
+    if session.config.model.lora_rank:
+        factors = adapter_state(session.accelerator, session.learner.policy)
+        if session.accelerator.is_main_process:
+            with written_beside(session.config.run.run_dir / "final_adapter") as directory:
+                write_adapter(directory, causal_lm=session.policy.causal_lm, state=factors)
     if session.accelerator.is_main_process:
         with written_beside(session.config.run.run_dir / "final") as directory:
             write_model(

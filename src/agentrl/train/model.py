@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.algo.logprobs import token_logprobs
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
+from agentrl.train.lora import add_adapter, is_adapter, load_adapter
 
 HEAD_TOLERANCE = 1e-3
 PROBE_TOKENS = 8
@@ -50,13 +51,20 @@ class PolicyModule(nn.Module):
         )
         return logprobs_N, entropy_N
 
+    @property
+    def has_adapter(self) -> bool:
+        """Whether a LoRA adapter is trained and the rest of the model is frozen."""
+        return any(is_adapter(name) for name, _ in self.named_parameters())
+
     def tie_weights(self) -> None:
         """Tie input and output embeddings again where the model shares them (after loading shards)."""
         self.causal_lm.tie_weights()
 
 
-def load_policy(model_dir: Path, *, config: RunConfig, with_entropy: bool) -> PolicyModule:
-    """Read a model directory into float32 master weights.
+def load_policy(
+    model_dir: Path, *, config: RunConfig, with_entropy: bool, adapter_dir: Path | None = None
+) -> PolicyModule:
+    """Read a model directory into float32 master weights. `adapter_dir` fills the adapter of a `lora_rank` above 0.
 
     With `bf16`, Accelerate computes in bfloat16 (FSDP2 mixed precision or autocast); the optimizer keeps float32.
     Raises UnavailableError if there is no model or it cannot be loaded, ConfigError if its head is not a plain matrix.
@@ -75,6 +83,10 @@ def load_policy(model_dir: Path, *, config: RunConfig, with_entropy: bool) -> Po
     except RuntimeError as error:  # what transformers raises for tensors of other shapes
         raise UnavailableError(f"model_name_or_path = {model_dir}: its weights do not fit its config.json") from error
     causal_lm.train()
+    if config.model.lora_rank:
+        add_adapter(causal_lm, config=config.model)
+    if adapter_dir is not None:
+        load_adapter(causal_lm, adapter_dir, config=config.model)
     if config.model.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return PolicyModule(

@@ -28,6 +28,7 @@ from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
 from agentrl.train.forward import Learner
 from agentrl.train.lock import only_trainer
+from agentrl.train.lora import is_adapter_folder, merged_state
 from agentrl.train.metrics import Report
 from agentrl.train.model import PolicyModule, check_head, load_policy, prepare_torch
 from agentrl.train.optimizer import build_optimizer
@@ -83,8 +84,13 @@ class Session:
             self.rank_zero.report(phase, step)
 
     def served_weights(self) -> dict[str, torch.Tensor]:
-        """Full weights in the dtype engines run them in. Every rank must call it; only rank 0 needs the result."""
+        """Full weights, an adapter merged in, in the dtype engines run them in.
+
+        Every rank must call it; only rank 0 gets the result.
+        """
         state = model_state(self.accelerator, self.learner.policy)
+        if self.config.model.lora_rank:
+            state = merged_state(state, config=self.config.model)
         if not self.config.model.bf16:
             return state
         return {name: weight.to(torch.bfloat16) for name, weight in state.items()}
@@ -217,13 +223,13 @@ def _find_checkpoint(config: RunConfig) -> Checkpoint | None:
 
 def _load_learner(config: RunConfig, *, accelerator: Accelerator, checkpoint: Checkpoint | None) -> Learner:
     """The newest weights, sharded as Accelerate is configured to, with the optimizer state that belongs to them."""
-    model_dir = start_model_dir(config) if checkpoint is None else checkpoint.path
-    policy = load_policy(model_dir, config=config, with_entropy=not is_supervised(config))
+    policy = _load_newest(config, checkpoint=checkpoint)
     if accelerator.is_main_process:
         check_head(policy)
     reference = None
     if config.loss.kl_coef > 0:
-        reference = load_policy(start_model_dir(config), config=config, with_entropy=False)
+        plain = config.model_copy(update={"model": config.model.model_copy(update={"lora_rank": 0})})
+        reference = load_policy(start_model_dir(config), config=plain, with_entropy=False)
         # Every rank holds all of it: it is never updated, and only runs forward.
         reference = accelerator.prepare_model(reference.requires_grad_(False).eval(), evaluation_mode=True)
     policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, config.train))
@@ -237,3 +243,18 @@ def _load_learner(config: RunConfig, *, accelerator: Accelerator, checkpoint: Ch
         loss=config.loss,
         max_grad_norm=config.train.max_grad_norm,
     )
+
+
+def _load_newest(config: RunConfig, *, checkpoint: Checkpoint | None) -> PolicyModule:
+    """The checkpoint's model; with LoRA the start model and the checkpoint's adapter."""
+    with_entropy = not is_supervised(config)
+    if config.model.lora_rank:
+        adapter_dir = None if checkpoint is None else checkpoint.path
+        return load_policy(start_model_dir(config), config=config, with_entropy=with_entropy, adapter_dir=adapter_dir)
+    if checkpoint is not None and is_adapter_folder(checkpoint.path):
+        raise ConfigError(
+            f"lora_rank = 0, but {checkpoint.path} holds a LoRA adapter; set lora_rank and lora_alpha back to what the "
+            "run was trained with, or choose another run_name"
+        )
+    model_dir = start_model_dir(config) if checkpoint is None else checkpoint.path
+    return load_policy(model_dir, config=config, with_entropy=with_entropy)
