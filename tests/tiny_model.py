@@ -15,14 +15,14 @@ from agentrl.types import DBRecordData
 VOCABULARY_SIZE = 48
 
 
-def tiny_qwen3(*, seed: int = 0) -> Qwen3ForCausalLM:
+def tiny_qwen3(*, seed: int = 0, num_key_value_heads: int = 1) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=32,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=2 * num_key_value_heads,
+        num_key_value_heads=num_key_value_heads,
         head_dim=16,
         intermediate_size=64,
         tie_word_embeddings=True,
@@ -31,9 +31,9 @@ def tiny_qwen3(*, seed: int = 0) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def write_tiny_model(directory: Path, *, seed: int = 0) -> Path:
+def write_tiny_model(directory: Path, *, seed: int = 0, num_key_value_heads: int = 1) -> Path:
     """Weights, config and a stand-in tokenizer file (the trainer copies it and never reads it)."""
-    tiny_qwen3(seed=seed).save_pretrained(directory)
+    tiny_qwen3(seed=seed, num_key_value_heads=num_key_value_heads).save_pretrained(directory)
     (directory / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
     return directory
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,11 +15,10 @@ from transformers import AutoModelForCausalLM
 
 import trainer_process
 from agentrl.config.sections import RunConfig
-from agentrl.store import open_store
 from agentrl.train.loop import train
-from agentrl.types import GroupOutcome, GroupSettlement
-from factories import make_task
-from tiny_model import random_row, run_config, write_tiny_model
+from gloo_ranks import run_ranks
+from rank_work import settle_groups, train_on_mongo
+from tiny_model import run_config, write_tiny_model
 
 FSDP2_CONFIG = Path(__file__).parents[2] / "assets" / "fsdp2_dst.yml"
 LAUNCH_TIMEOUT_S = 110.0
@@ -40,25 +38,6 @@ def ranks_config(base: Path, start: Path, *, max_steps: int) -> RunConfig:
         train={"max_steps": max_steps, "save_steps": 2, "max_tokens": 48, "learning_rate": 1e-4},
         loss={"aggregation": "seq_mean_token_mean"},
     )
-
-
-async def settle_groups(uri: str, database: str, count: int) -> None:
-    """Groups of three Records of unequal length, so that the ranks get unequal work."""
-    store = open_store(uri, database=database)
-    await store.prepare()
-    rng = np.random.default_rng(21)
-    for k in range(count):
-        task = make_task(f"q{k:02}", num_generations=3)
-        rows = [
-            random_row(f"{task.id}/g{g}/s0", rng=rng, version=0, task_id=task.id, advantage=(1.0, -0.5, -0.4)[g])
-            for g in range(3)
-        ]
-        rewards = {f"{task.id}/g{g}": float(g == 0) for g in range(3)}
-        settlement = GroupSettlement(task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards=rewards, advantages={})
-        await store.insert_tasks([task])
-        (claim,) = await store.claim_tasks(split="train", owner=f"w{k}", lease_s=600, limit=1)
-        await store.settle_task(claim, settlement, rows)
-    await store.close()
 
 
 def launch_two_ranks(config: RunConfig, uri: str, database: str, *, port: int) -> None:
@@ -141,7 +120,15 @@ def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
 
     sharded = ranks_config(tmp_path / "two", start, max_steps=1)
     sharded = sharded.model_copy(update={"model": sharded.model.model_copy(update={"bf16": True})})
-    launch_two_ranks(sharded, mongo_uri, database_name + "_two", port=free_port)
+    run_ranks(
+        train_on_mongo,
+        sharded.model_dump(mode="json"),
+        mongo_uri,
+        database_name + "_two",
+        num_ranks=2,
+        port=free_port,
+        scratch=tmp_path / "ranks",
+    )
 
     (one,), (two,) = read_metrics(alone), read_metrics(sharded)
     # Log-probs near -4 rounded to bfloat16 would be off by up to 8e-3.

@@ -66,15 +66,16 @@ def _loss(given: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str,
 def _batch_rows(given: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
     per_device = _whole_number("per_device_train_batch_size", given, default=_HF_BATCH_SIZE)
     accumulation = _whole_number("gradient_accumulation_steps", given, default=1)
-    num_processes, num_generations = _value("num_processes", settings), _value("num_generations", settings)
-    rows = per_device * accumulation * num_processes
+    num_generations = _value("num_generations", settings)
+    num_ranks = _value("num_processes", settings) // (_value("tp_size", settings) * _value("cp_size", settings))
+    rows = per_device * accumulation * num_ranks
     if _value("loss", settings) == "CROSS_ENTROPY":
         return {"sft_batch_size": rows}
     if rows % num_generations:
         raise ConfigError(
             f"per_device_train_batch_size x gradient_accumulation_steps: {per_device} x {accumulation} x "
-            f"{num_processes} processes = {rows} rows per step is no multiple of num_generations = {num_generations}; "
-            "whole groups are trained, so set --tasks_per_step instead"
+            f"{num_ranks} data parallel ranks = {rows} rows per step is no multiple of "
+            f"num_generations = {num_generations}; whole groups are trained, so set --tasks_per_step instead"
         )
     return {"tasks_per_step": rows // num_generations}
 
@@ -129,8 +130,8 @@ TRANSLATIONS: tuple[Translation, ...] = (
     ),
     Translation(
         names=("per_device_train_batch_size", "gradient_accumulation_steps"),
-        meaning="rows per optimizer step (batch x accumulation x `num_processes`), as `tasks_per_step` whole groups of "
-        "`num_generations`, or as `sft_batch_size` with `loss = CROSS_ENTROPY`; micro-batches follow `max_tokens`",
+        meaning="rows per optimizer step (batch x accumulation x data parallel ranks), as `tasks_per_step` whole groups "
+        "of `num_generations`, or as `sft_batch_size` with `loss = CROSS_ENTROPY`; micro-batches follow `max_tokens`",
         apply=_batch_rows,
     ),
     Translation(names=("torch_dtype",), meaning="`bf16`: bfloat16 is true, float32 is false", apply=_dtype),
@@ -141,13 +142,15 @@ TRANSLATIONS: tuple[Translation, ...] = (
 
 _OFF = ("false", "0", "none", "no", "off", "")
 _SGLANG = "parallel engines are SGLang's: start it with --tp-size/--ep-size and pass its address as --inference_url"
-_FSDP = "the trainer shards with FSDP2 only: set --num_processes and --accelerate_config assets/fsdp2_dst.yml"
+_PIPELINE = (
+    "one forward of the trainer is one call of the model, which a pipeline of stages is not; FSDP2 shards all layers "
+    "(--num_processes, --accelerate_config assets/fsdp2_dst.yml) and --tp_size splits each of them"
+)
+_EXPERTS = "experts are sharded by FSDP2 like all weights, not kept whole on ranks of their own"
 
 UNAVAILABLE: Mapping[str, Unavailable] = {
-    "tp_size": Unavailable(neutral=("1",), reason=_FSDP),
-    "pp_size": Unavailable(neutral=("1",), reason=_FSDP),
-    "ep_size": Unavailable(neutral=("1",), reason=_FSDP),
-    "cp_size": Unavailable(neutral=("1",), reason=_FSDP),
+    "pp_size": Unavailable(neutral=("1",), reason=_PIPELINE),
+    "ep_size": Unavailable(neutral=("1",), reason=_EXPERTS),
     "inf_tp_size": Unavailable(neutral=("1",), reason=_SGLANG),
     "inf_ep_size": Unavailable(neutral=("1",), reason=_SGLANG),
     "inf_mem_ratio": Unavailable(

@@ -337,6 +337,8 @@ class TrainConfig(Section):
     alarm_pause_s: float = Field(86_400.0, gt=0, description="Seconds a paused trainer waits before it ends.")
     data_timeout_s: float = Field(600.0, gt=0, description="Seconds the trainer waits for a full step's groups.")
     num_processes: int = Field(1, ge=1, description="Trainer processes started by the launcher.")
+    tp_size: int = Field(1, ge=1, description="Ranks that split the matrices of every layer (tensor parallel).")
+    cp_size: int = Field(1, ge=1, description="Ranks that split the positions of every sequence (context parallel).")
     accelerate_config: Path | None = Field(None, description="Accelerate config file, e.g. assets/fsdp2_dst.yml.")
 
 
@@ -366,6 +368,21 @@ class RunConfig(Section):
         if new >= length:
             raise ValueError(
                 f"max_new_tokens = {new}, context_length = {length}: no prompt would fit; raise context_length"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks_fit_the_model(self) -> RunConfig:
+        if self.train.tp_size > 1 and self.model.lora_rank:
+            raise ValueError(
+                f"tp_size = {self.train.tp_size}, lora_rank = {self.model.lora_rank}: layers with an adapter are not "
+                "split; FSDP2 shards them, so set tp_size = 1 or lora_rank = 0"
+            )
+        if self.train.cp_size > 1 and self.model.attention_implementation != "sdpa":
+            raise ValueError(
+                f"cp_size = {self.train.cp_size}, attention_implementation = "
+                f'"{self.model.attention_implementation}": context parallelism computes its own attention with sdpa; '
+                'set attention_implementation = "sdpa"'
             )
         return self
 

@@ -23,10 +23,12 @@ from agentrl.algo.losses import Loss, LossOutputs, build_loss, rollout_weights
 from agentrl.config.sections import LossConfig
 from agentrl.errors import TrainingError
 from agentrl.train.batch import PassBatch
+from agentrl.train.export import unwrapped
 from agentrl.train.loss_inputs import PassLogprobs, StepSize, loss_inputs
 from agentrl.train.metrics import StepTally, merge
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import clip_gradients, set_learning_rate
+from agentrl.train.parallel import Ranks, clip_split_gradients
 from agentrl.train.row_stats import row_stats
 
 MAX_NAMED_ROWS = 8
@@ -44,6 +46,7 @@ class Learner:
         reference: PolicyModule | None,
         loss: LossConfig,
         max_grad_norm: float,
+        ranks: Ranks,
     ) -> None:
         self.policy = policy
         self.optimizer = optimizer
@@ -52,6 +55,7 @@ class Learner:
         self._loss = loss
         self._loss_function: Loss = build_loss(loss)
         self._max_grad_norm = max_grad_norm
+        self._ranks = ranks
 
     def forward_backward(self, passes: Sequence[PassBatch], *, size: StepSize, policy_version: int) -> StepTally:
         """Accumulate the gradient of the whole step; returns the tally of all ranks.
@@ -62,7 +66,7 @@ class Learner:
         mean_weight = self._mean_rollout_weight(passes) if self._loss.rollout_correction_normalize else None
         for batch in passes:
             self._one_pass(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=mean_weight)
-        total = merge(gather_object([tally]))
+        total = merge(gather_object([tally] if self._ranks.counts else []))
         if total.bad_row_ids:
             self.optimizer.zero_grad()
             raise TrainingError(
@@ -76,7 +80,7 @@ class Learner:
 
         Raises TrainingError, on every rank, if the gradient is not finite; then nothing is changed.
         """
-        norm = clip_gradients(self.policy.parameters(), max_norm=self._max_grad_norm)
+        norm = self.clip()
         if not torch.isfinite(torch.tensor(norm)):
             rows = self._rows_of_bad_gradient(passes, size=size)
             raise TrainingError(
@@ -117,7 +121,14 @@ class Learner:
         )
         tally.add(batch, logprobs_N=logprobs_N, loss_metrics=loss_metrics)
         # Frameworks average gradients over ranks; the weights already hold the global denominator.
-        self._accelerator.backward(outputs.loss * self._accelerator.num_processes)
+        self._accelerator.backward(outputs.loss * self._ranks.num_gradients)
+
+    def clip(self) -> float:
+        """Clip the accumulated gradient; returns its norm before, over all ranks."""
+        if self._ranks.mesh is not None:
+            causal_lm = unwrapped(self._accelerator, self.policy).causal_lm
+            return clip_split_gradients(causal_lm, mesh=self._ranks.mesh, max_norm=self._max_grad_norm)
+        return clip_gradients(self.policy.parameters(), max_norm=self._max_grad_norm)
 
     @torch.no_grad()
     def _mean_rollout_weight(self, passes: Sequence[PassBatch]) -> float:
@@ -153,11 +164,15 @@ class Learner:
             self.optimizer.zero_grad()
             tally = StepTally(policy_version=0)
             self._one_pass(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=1.0)
-            norm = clip_gradients(self.policy.parameters(), max_norm=self._max_grad_norm)
+            norm = self.clip()
             self.optimizer.zero_grad()
             if not torch.isfinite(torch.tensor(norm)):
-                return [row_id for ids in gather_object([batch.row_ids]) for row_id in ids]
-        return [row_id for ids in gather_object([batch.row_ids for batch in passes]) for row_id in ids]
+                return self._everybodys([batch])
+        return self._everybodys(passes)
+
+    def _everybodys(self, passes: Sequence[PassBatch]) -> list[str]:
+        row_ids = [batch.row_ids for batch in passes] if self._ranks.counts else []
+        return [row_id for ids in gather_object(row_ids) for row_id in ids]
 
 
 def _bad_rows(batch: PassBatch, outputs: LossOutputs, logprobs_N: torch.Tensor) -> list[str]:

@@ -88,7 +88,7 @@ def train_step(session: Session, step: int) -> tuple[Alarm, ...]:
     with clock.phase("wait"):
         plan = broadcast_plan(session, step)
     with clock.phase("load"):
-        passes = [build_pass(session.feed.load(ids)) for ids in plan.passes[session.accelerator.process_index]]
+        passes = [build_pass(session.feed.load(ids)) for ids in plan.passes[session.ranks.data_rank]]
         session.feed.forget_rows()
         passes, returns = whiten(session, passes)
     size = StepSize(

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.algo.logprobs import token_logprobs
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
+from agentrl.train.context import ATTENTION_NAME, ContextGroup, check_context_parallel
 from agentrl.train.lora import add_adapter, is_adapter, load_adapter
 
 HEAD_TOLERANCE = 1e-3
@@ -34,14 +35,41 @@ class PolicyModule(nn.Module):
         self.with_entropy = with_entropy
         # Accelerate asks the model it shards for its layers by this name.
         self._no_split_modules = causal_lm._no_split_modules
+        self._context: ContextGroup | None = None
+
+    def split_positions(self, context: ContextGroup) -> None:
+        """Compute only this rank's positions from now on; a forward still returns the log-probs of all tokens."""
+        check_context_parallel(self.causal_lm)
+        self.causal_lm.set_attn_implementation(ATTENTION_NAME)
+        self._context = context
 
     def forward(
         self, input_ids_BT: torch.Tensor, predictors_N: torch.Tensor, labels_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-prob of each label under softmax(logits / temperature), float32, and the entropy if asked for."""
+        if self._context is not None:
+            return self._forward_share(self._context, input_ids_BT, predictors_N, labels_N)
         output = self.causal_lm.base_model(input_ids=input_ids_BT, use_cache=False)
         hidden_ND = output.last_hidden_state.flatten(0, 1)[predictors_N]
-        logprobs_N, entropy_N = token_logprobs(
+        return self._logprobs(hidden_ND, labels_N)
+
+    def _forward_share(
+        self, context: ContextGroup, input_ids_BT: torch.Tensor, predictors_N: torch.Tensor, labels_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        share = context.share_of(input_ids_BT.shape[1], device=input_ids_BT.device)
+        output = self.causal_lm.base_model(
+            input_ids=share.tokens(input_ids_BT),
+            position_ids=share.positions_T.expand(input_ids_BT.shape[0], -1),
+            use_cache=False,
+            context_share=share,
+        )
+        is_own_N, own = share.own(predictors_N, num_positions=input_ids_BT.shape[1])
+        logprobs, entropy = self._logprobs(output.last_hidden_state.flatten(0, 1)[own], labels_N[is_own_N])
+        entropy_N = None if entropy is None else share.together(entropy, is_own_N=is_own_N)
+        return share.together(logprobs, is_own_N=is_own_N), entropy_N
+
+    def _logprobs(self, hidden_ND: torch.Tensor, labels_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return token_logprobs(
             hidden_ND,
             self.causal_lm.get_output_embeddings().weight,
             labels_N,
@@ -49,7 +77,6 @@ class PolicyModule(nn.Module):
             chunk_size=self.chunk_size,
             with_entropy=self.with_entropy,
         )
-        return logprobs_N, entropy_N
 
     @property
     def has_adapter(self) -> bool:

@@ -16,6 +16,8 @@ ADAM_EPSILON = 1e-8
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW over all trainable parameters; norms and biases (one dimension) are not decayed."""
+    # One fused update takes tensors of one mesh; tensor parallel layers have another one than the rest.
+    foreach = False if config.tp_size > 1 else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
@@ -26,6 +28,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=ADAM_EPSILON,
+        foreach=foreach,
     )
 
 

@@ -6,44 +6,35 @@ open_session: seeds -> Accelerator -> only trainer? -> newest checkpoint? -> wei
 
 from __future__ import annotations
 
-import datetime
-import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, DistributedType, InitProcessGroupKwargs
-from accelerate.utils import FullyShardedDataParallelPlugin
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from transformers.utils import logging as transformers_logging
+from accelerate import Accelerator
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.protocols import MetricSink, TrainStore
-from agentrl.train._compat import allow_fsdp_on_cpu
 from agentrl.train.checkpoint import Checkpoint, load_training_state, newest_checkpoint
+from agentrl.train.distribution import offload_policy, start_accelerator
 from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
 from agentrl.train.forward import Learner
 from agentrl.train.lock import only_trainer
 from agentrl.train.lora import is_adapter_folder, merged_state
 from agentrl.train.metrics import Report
-from agentrl.train.model import PolicyModule, check_head, load_policy, prepare_torch
+from agentrl.train.model import PolicyModule, check_head, load_policy
 from agentrl.train.optimizer import build_optimizer
+from agentrl.train.parallel import Ranks, arrange_ranks, broadcast_parameters, shard_over_data_ranks, split_layers
 from agentrl.train.planner import StepPlanner, is_supervised
 from agentrl.train.publish import PolicyPublisher
 from agentrl.train.stability import StabilityWatch
-from agentrl.train.trackers import TrackerSink, parse_trackers, tracker_arguments
+from agentrl.train.trackers import TrackerSink, parse_trackers
 
 FEED_TIMEOUT_FACTOR = 6  # opening is several store operations, each bounded by db_timeout_s
-COLLECTIVE_MARGIN_S = 1800.0  # ranks wait in a collective while rank 0 waits for data, then writes weights
-
-
-SUPPORTED_DISTRIBUTION = frozenset(
-    {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +54,7 @@ class Session:
 
     config: RunConfig
     accelerator: Accelerator
+    ranks: Ranks
     feed: StoreFeed
     learner: Learner
     checkpoint: Checkpoint | None  # what this process started from; None: the start model
@@ -105,12 +97,18 @@ def open_session(
     report: Report,
 ) -> Iterator[Session]:
     """Everything opened in order, everything closed in reverse. Raises UserError for what the user can fix."""
-    accelerator = _start_accelerator(config)
+    accelerator = start_accelerator(config)
+    ranks = arrange_ranks(
+        config.train,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        device_type=accelerator.device.type,
+    )
     with ExitStack() as stack:
         if accelerator.is_main_process:
             stack.enter_context(only_trainer(config.run.run_dir))
         checkpoint = _find_checkpoint(config)
-        learner = _load_learner(config, accelerator=accelerator, checkpoint=checkpoint)
+        learner = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=checkpoint)
         timeout_s = FEED_TIMEOUT_FACTOR * config.store.db_timeout_s
         feed = stack.enter_context(StoreFeed(open_store, timeout_s=timeout_s))
         rank_zero = None
@@ -131,7 +129,7 @@ def open_session(
             planner = StepPlanner(
                 feed,
                 config=config,
-                num_ranks=accelerator.num_processes,
+                num_ranks=ranks.num_data,
                 report=report,
                 check=publisher.check_newest,
             )
@@ -145,6 +143,7 @@ def open_session(
         yield Session(
             config=config,
             accelerator=accelerator,
+            ranks=ranks,
             feed=feed,
             learner=learner,
             checkpoint=checkpoint,
@@ -164,54 +163,6 @@ def checkpoints_dir(config: RunConfig) -> Path:
     return config.run.run_dir / "checkpoints"
 
 
-def _start_accelerator(config: RunConfig) -> Accelerator:
-    prepare_torch(config)
-    transformers_logging.disable_progress_bar()
-    wait_s = config.train.data_timeout_s + COLLECTIVE_MARGIN_S
-    plugin = _fsdp_plugin(config)
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),
-        fsdp_plugin=plugin,
-        mixed_precision="bf16" if config.model.bf16 else "no",
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=wait_s))],
-        **tracker_arguments(parse_trackers(config.train.report_to), run_dir=config.run.run_dir),
-    )
-    if plugin is not None:
-        allow_fsdp_on_cpu(accelerator, plugin)
-    check_distribution(accelerator)
-    return accelerator
-
-
-def _fsdp_plugin(config: RunConfig) -> FullyShardedDataParallelPlugin | None:
-    """What the accelerate_config says about FSDP, with a precision of our own; None where it says nothing.
-
-    Accelerate's bf16 policy would also reduce gradients and return log-probs in bfloat16: too coarse for ratios.
-    """
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
-        return None
-    compute_dtype = torch.bfloat16 if config.model.bf16 else None
-    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    return FullyShardedDataParallelPlugin(mixed_precision_policy=precision)
-
-
-def check_distribution(accelerator: Accelerator) -> None:
-    """Refuse launches in which ranks would not train together, or not as the loop assumes."""
-    num_launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != num_launched:
-        raise ConfigError(
-            f"{num_launched} trainer processes were launched, but Accelerate sees {accelerator.num_processes}: each "
-            "would train on its own. Check accelerate_config, and that every process has its device"
-        )
-    kind = accelerator.distributed_type
-    is_fsdp1 = kind is DistributedType.FSDP and not accelerator.is_fsdp2
-    if kind not in SUPPORTED_DISTRIBUTION or is_fsdp1:
-        raise ConfigError(
-            f"accelerate_config: distributed_type {kind.value}{' with fsdp_version 1' if is_fsdp1 else ''} is not "
-            "supported, because the loop checks the gradient before the optimizer step and needs full state dicts; "
-            "use FSDP with fsdp_version: 2 (assets/fsdp2_dst.yml) or plain data parallel"
-        )
-
-
 def _find_checkpoint(config: RunConfig) -> Checkpoint | None:
     checkpoint = newest_checkpoint(checkpoints_dir(config))
     if checkpoint is not None and not config.train.resume_from_checkpoint:
@@ -221,18 +172,26 @@ def _find_checkpoint(config: RunConfig) -> Checkpoint | None:
     return checkpoint
 
 
-def _load_learner(config: RunConfig, *, accelerator: Accelerator, checkpoint: Checkpoint | None) -> Learner:
+def load_learner(
+    config: RunConfig, *, accelerator: Accelerator, ranks: Ranks, checkpoint: Checkpoint | None
+) -> Learner:
     """The newest weights, sharded as Accelerate is configured to, with the optimizer state that belongs to them."""
     policy = _load_newest(config, checkpoint=checkpoint)
     if accelerator.is_main_process:
         check_head(policy)
-    reference = None
-    if config.loss.kl_coef > 0:
-        plain = config.model_copy(update={"model": config.model.model_copy(update={"lora_rank": 0})})
-        reference = load_policy(start_model_dir(config), config=plain, with_entropy=False)
+    reference = _load_reference(config) if config.loss.kl_coef > 0 else None
+    if ranks.context is not None:
+        policy.split_positions(ranks.context)
+        if reference is not None:
+            reference.split_positions(ranks.context)
+    if reference is not None:
         # Every rank holds all of it: it is never updated, and only runs forward.
-        reference = accelerator.prepare_model(reference.requires_grad_(False).eval(), evaluation_mode=True)
-    policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, config.train))
+        reference = accelerator.prepare_model(reference, evaluation_mode=True)
+    if ranks.mesh is None:
+        policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, config.train))
+    else:
+        _split(policy, config=config, accelerator=accelerator, mesh=ranks.mesh)
+        optimizer = accelerator.prepare_optimizer(build_optimizer(policy, config.train))
     if checkpoint is not None:
         load_training_state(checkpoint, accelerator=accelerator, policy=policy, optimizer=optimizer)
     return Learner(
@@ -242,6 +201,27 @@ def _load_learner(config: RunConfig, *, accelerator: Accelerator, checkpoint: Ch
         reference=reference,
         loss=config.loss,
         max_grad_norm=config.train.max_grad_norm,
+        ranks=ranks,
+    )
+
+
+def _load_reference(config: RunConfig) -> PolicyModule:
+    """The start model, frozen and without an adapter."""
+    plain = config.model_copy(update={"model": config.model.model_copy(update={"lora_rank": 0})})
+    reference = load_policy(start_model_dir(config), config=plain, with_entropy=False)
+    return reference.requires_grad_(False).eval()
+
+
+def _split(policy: PolicyModule, *, config: RunConfig, accelerator: Accelerator, mesh: DeviceMesh) -> None:
+    """Tensor parallel layers under FSDP2, in place. Accelerate 1.15 does either, not both (train/parallel.py)."""
+    policy.to(accelerator.device)
+    broadcast_parameters(policy)
+    split_layers(policy.causal_lm, mesh=mesh["tensor"])
+    shard_over_data_ranks(
+        policy,
+        mesh=mesh["shard"],
+        compute_dtype=torch.bfloat16 if config.model.bf16 else None,
+        offload=offload_policy(accelerator),
     )
 
 

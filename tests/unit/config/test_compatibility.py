@@ -51,7 +51,7 @@ def test_batch_flags_become_rows_in_supervised_training():
 
 def test_a_batch_that_splits_groups_is_refused_with_the_arithmetic():
     with pytest.raises(
-        ConfigError, match=r"1 x 3 x 1 processes = 3 rows per step is no multiple of num_generations = 8"
+        ConfigError, match=r"1 x 3 x 1 data parallel ranks = 3 rows per step is no multiple of num_generations = 8"
     ):
         load("--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "3")
 

@@ -12,6 +12,7 @@ from agentrl.train.forward import Learner
 from agentrl.train.loss_inputs import StepSize
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import build_optimizer
+from agentrl.train.parallel import Ranks
 from agentrl.train.planner import forward_passes
 from agentrl.types import DBRecordData
 from tiny_model import random_row, tiny_qwen3
@@ -33,7 +34,15 @@ def learner_for(loss: LossConfig, *, with_reference: bool = False) -> Learner:
     reference = copy.deepcopy(policy).requires_grad_(False) if with_reference else None
     optimizer = build_optimizer(policy, TrainConfig(learning_rate=1e-2))
     policy, optimizer = accelerator.prepare(policy, optimizer)
-    return Learner(accelerator, policy=policy, optimizer=optimizer, reference=reference, loss=loss, max_grad_norm=1.0)
+    return Learner(
+        accelerator,
+        policy=policy,
+        optimizer=optimizer,
+        reference=reference,
+        loss=loss,
+        max_grad_norm=1.0,
+        ranks=Ranks(),
+    )
 
 
 def step_of(learner: Learner, rows: list[DBRecordData], *, max_tokens: int) -> tuple[dict[str, float], torch.Tensor]:

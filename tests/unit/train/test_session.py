@@ -7,7 +7,8 @@ from accelerate import Accelerator, DistributedType
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.protocols import TrainStore
 from agentrl.store import MemoryStore
-from agentrl.train.session import check_distribution, open_session
+from agentrl.train.distribution import check_distribution
+from agentrl.train.session import open_session
 from tiny_model import run_config, write_tiny_model
 
 

@@ -1,0 +1,97 @@
+"""What tests let several ranks do (tests/gloo_ranks.py): one step's gradient, or a whole training run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from agentrl.config.sections import RunConfig
+from agentrl.store import open_store
+from agentrl.train.batch import build_pass
+from agentrl.train.distribution import start_accelerator
+from agentrl.train.forward import StepSize
+from agentrl.train.loop import train
+from agentrl.train.parallel import arrange_ranks
+from agentrl.train.planner import forward_passes
+from agentrl.train.session import load_learner
+from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement
+from factories import make_task
+from tiny_model import random_row
+from trainer_process import jsonl_sinks, mongo_opener
+
+
+def step_rows(*, count: int = 7) -> list[DBRecordData]:
+    """Rows of unequal length, one of them without a trained token."""
+    rng = np.random.default_rng(5)
+    rows = [random_row(f"r{k}", rng=rng, version=0, advantage=1.0 if k % 2 else -0.7) for k in range(count)]
+    rows[2].loss_mask[:] = False
+    return rows
+
+
+def write_gradient(config_values: dict[str, Any], path: Path) -> None:
+    """The whole gradient of one step over `step_rows`, its norm and the tally, written by rank 0."""
+    config = RunConfig.model_validate(config_values)
+    accelerator = start_accelerator(config)
+    ranks = arrange_ranks(
+        config.train,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        device_type=accelerator.device.type,
+    )
+    learner = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=None)
+    rows = {row.id: row for row in step_rows()}
+    plan = forward_passes(
+        [row.summary for row in rows.values()], num_ranks=ranks.num_data, max_tokens=config.train.max_tokens
+    )
+    passes = [build_pass([rows[row_id] for row_id in ids]) for ids in plan[ranks.data_rank]]
+    size = StepSize(num_sequences=len(rows), num_trained_tokens=sum(int(row.loss_mask.sum()) for row in rows.values()))
+    tally = learner.forward_backward(passes, size=size, policy_version=0)
+    norm = learner.clip()
+    gradients = {}
+    for name, parameter in accelerator.unwrap_model(learner.policy).causal_lm.named_parameters():
+        if parameter.grad is not None:
+            gradients[name] = _whole(parameter.grad).detach().clone().contiguous()
+    if accelerator.is_main_process:
+        gradients["held.q_proj"] = torch.tensor(_held(learner.policy, "layers.0.self_attn.q_proj.weight"))
+        numbers = {f"metric.{name}": torch.tensor(value) for name, value in tally.metrics().items()}
+        save_file({**gradients, **numbers, "metric.grad_norm": torch.tensor(norm)}, path)
+
+
+async def settle_groups(uri: str, database: str, count: int) -> None:
+    """Groups of three Records of unequal length, so that the ranks get unequal work."""
+    store = open_store(uri, database=database)
+    await store.prepare()
+    rng = np.random.default_rng(21)
+    for k in range(count):
+        task = make_task(f"q{k:02}", num_generations=3)
+        rows = [
+            random_row(f"{task.id}/g{g}/s0", rng=rng, version=0, task_id=task.id, advantage=(1.0, -0.5, -0.4)[g])
+            for g in range(3)
+        ]
+        rewards = {f"{task.id}/g{g}": float(g == 0) for g in range(3)}
+        settlement = GroupSettlement(task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards=rewards, advantages={})
+        await store.insert_tasks([task])
+        (claim,) = await store.claim_tasks(split="train", owner=f"w{k}", lease_s=600, limit=1)
+        await store.settle_task(claim, settlement, rows)
+    await store.close()
+
+
+def train_on_mongo(config_values: dict[str, Any], uri: str, database: str) -> None:
+    """A training run, as a launched process makes it."""
+    config = RunConfig.model_validate(config_values)
+    train(config, open_store=mongo_opener(uri, database), sinks=jsonl_sinks(config))
+
+
+def _held(policy: torch.nn.Module, suffix: str) -> int:
+    """How many numbers of a parameter this rank holds."""
+    (parameter,) = [parameter for name, parameter in policy.named_parameters() if name.endswith(suffix)]
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
