@@ -74,3 +74,25 @@ def test_an_arrangement_of_ranks_has_the_gradient_and_the_numbers_of_one_process
         else:
             difference = (value - expected).norm() / expected.norm()
             assert difference < 1e-6, f"{name}: {difference:g}"
+
+
+@pytest.mark.parametrize("train", [{}, {"tp_size": 2}, {"cp_size": 2}], ids=["data", "tensor", "context"])
+@pytest.mark.parametrize("saving", ["gradient_checkpointing", "activation_offloading"])
+def test_activations_that_are_not_kept_change_no_gradient_on_two_ranks(
+    tmp_path: Path,
+    start: Path,
+    alone: dict[str, torch.Tensor],
+    free_port: int,
+    saving: str,
+    train: dict[str, Any],
+) -> None:
+    model = {saving: True}
+
+    found = gradient_on(
+        2, tmp_path, start, port=free_port, environment=FSDP2_ENVIRONMENT, train=train, model=model, **SETTINGS
+    )
+
+    for name, expected in alone.items():
+        if not name.startswith(("metric.", "held.")):
+            difference = (found[name] - expected).norm() / expected.norm()
+            assert difference < 1e-6, f"{name}: {difference:g}"

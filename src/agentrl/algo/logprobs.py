@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+LONGEST_CHUNK = 1024
+LOGITS_PER_CHUNK = 2**24  # 64 MiB in float32; about twice that exists at the peak
+
+
+def default_chunk_size(vocabulary_size: int) -> int:
+    """Positions per chunk where nothing is configured: LONGEST_CHUNK, fewer where the vocabulary is large."""
+    return max(1, min(LONGEST_CHUNK, LOGITS_PER_CHUNK // vocabulary_size))
+
 
 def token_logprobs(
     hidden_ND: Tensor,

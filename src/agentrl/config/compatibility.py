@@ -67,7 +67,8 @@ def _batch_rows(given: Mapping[str, Any], settings: Mapping[str, Any]) -> Mappin
     per_device = _whole_number("per_device_train_batch_size", given, default=_HF_BATCH_SIZE)
     accumulation = _whole_number("gradient_accumulation_steps", given, default=1)
     num_generations = _value("num_generations", settings)
-    num_ranks = _value("num_processes", settings) // (_value("tp_size", settings) * _value("cp_size", settings))
+    ranks_per_row = _value("tp_size", settings) * _value("cp_size", settings)
+    num_ranks = max(_value("num_processes", settings) // ranks_per_row, 1)
     rows = per_device * accumulation * num_ranks
     if _value("loss", settings) == "CROSS_ENTROPY":
         return {"sft_batch_size": rows}
@@ -130,8 +131,9 @@ TRANSLATIONS: tuple[Translation, ...] = (
     ),
     Translation(
         names=("per_device_train_batch_size", "gradient_accumulation_steps"),
-        meaning="rows per optimizer step (batch x accumulation x data parallel ranks), as `tasks_per_step` whole groups "
-        "of `num_generations`, or as `sft_batch_size` with `loss = CROSS_ENTROPY`; micro-batches follow `max_tokens`",
+        meaning="rows per optimizer step (batch x accumulation x data parallel ranks), as `tasks_per_step` whole "
+        "groups of `num_generations`, or as `sft_batch_size` with `loss = CROSS_ENTROPY`; micro-batches follow "
+        "`max_tokens`",
         apply=_batch_rows,
     ),
     Translation(names=("torch_dtype",), meaning="`bf16`: bfloat16 is true, float32 is false", apply=_dtype),
@@ -162,9 +164,6 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
     ),
     "pad_to_multiple_of": Unavailable(neutral=("1",), reason="sequences are packed without padding"),
     "pad_to_maximum": Unavailable(neutral=_OFF, reason="sequences are packed without padding"),
-    "activation_offloading": Unavailable(
-        neutral=_OFF, reason="activations stay on the device; --gradient_checkpointing true saves memory"
-    ),
     "enable_repetition_compress": Unavailable(
         neutral=_OFF, reason="repetition ends a Record: --repetition_early_stop_times"
     ),

@@ -89,6 +89,10 @@ class ModelConfig(Section):
     attention_implementation: str = Field("sdpa", description="Attention kernel of the trainer.")
     bf16: bool = Field(False, description="bfloat16 parameters with float32 reductions. Off on CPUs.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    activation_offloading: bool = Field(
+        False, description="As gradient_checkpointing, and what it keeps of each layer waits in CPU memory."
+    )
+    use_liger_kernel: bool = Field(False, description="Liger's fused Triton kernels in the model; needs a GPU.")
     lora_rank: int = Field(0, ge=0, description="Rank of a LoRA adapter that is trained in the model's place; 0: off.")
     lora_alpha: float | None = Field(
         None, gt=0, description="The adapter is added with weight alpha / rank; empty: twice lora_rank."
@@ -315,7 +319,11 @@ class TrainConfig(Section):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping.")
     max_tokens: int = Field(16_384, ge=16, description="Token budget of one micro-batch per rank.")
-    loss_seq_chunk_size: int = Field(1024, ge=1, description="Positions whose logits exist at the same time.")
+    loss_seq_chunk_size: int | None = Field(
+        None,
+        ge=1,
+        description="Positions whose logits exist at the same time; empty: 1024, fewer where the vocabulary is large.",
+    )
     sft_batch_size: int = Field(128, ge=1, description="Rows per step when training on rows (CROSS_ENTROPY).")
     train_threads: int = Field(1, ge=1, description="Compute threads per trainer process on CPUs.")
     save_steps: int = Field(5, ge=1, description="Steps between checkpoints.")

@@ -103,14 +103,12 @@ def context_parallel_attention(
     *,
     context_share: ContextShare,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_unused: Any,  # what Hugging Face hands to every attention function
+    **options: Any,  # what Hugging Face hands to every attention function
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of this rank's queries [B, heads, T / size, D] to all earlier positions of the sequence."""
-    if attention_mask is not None or dropout or sliding_window is not None or softcap is not None:
-        raise ValueError("context parallel attention is full and causal: no mask, window, dropout or soft cap")
+    unknown = [name for name in ("dropout", "sliding_window", "softcap") if options.get(name)]
+    if attention_mask is not None or unknown:
+        raise ValueError(f"context parallel attention is full and causal: without {unknown or 'a mask'}")
     gathered: torch.Tensor = _GatherPositions.apply(  # type: ignore[no-untyped-call]
         torch.stack([key, value]), context_share.group.group
     )

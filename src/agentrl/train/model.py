@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from transformers import AutoModelForCausalLM
 
-from agentrl.algo.logprobs import token_logprobs
+from agentrl.algo.logprobs import default_chunk_size, token_logprobs
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.train.context import ATTENTION_NAME, ContextGroup, check_context_parallel
+from agentrl.train.liger import use_liger_kernels
 from agentrl.train.lora import add_adapter, is_adapter, load_adapter
 
 HEAD_TOLERANCE = 1e-3
@@ -27,12 +30,21 @@ class PolicyModule(nn.Module):
     and DeepSpeed gather them at the right time. `causal_lm` is the model to export.
     """
 
-    def __init__(self, causal_lm: nn.Module, *, temperature: float, chunk_size: int, with_entropy: bool) -> None:
+    def __init__(
+        self,
+        causal_lm: nn.Module,
+        *,
+        temperature: float,
+        chunk_size: int,
+        with_entropy: bool,
+        offload_activations: bool = False,
+    ) -> None:
         super().__init__()
         self.causal_lm: Any = causal_lm
         self.temperature = temperature
         self.chunk_size = chunk_size
         self.with_entropy = with_entropy
+        self.offload_activations = offload_activations
         # Accelerate asks the model it shards for its layers by this name.
         self._no_split_modules = causal_lm._no_split_modules
         self._context: ContextGroup | None = None
@@ -49,7 +61,8 @@ class PolicyModule(nn.Module):
         """Log-prob of each label under softmax(logits / temperature), float32, and the entropy if asked for."""
         if self._context is not None:
             return self._forward_share(self._context, input_ids_BT, predictors_N, labels_N)
-        output = self.causal_lm.base_model(input_ids=input_ids_BT, use_cache=False)
+        with self._saved_activations():
+            output = self.causal_lm.base_model(input_ids=input_ids_BT, use_cache=False)
         hidden_ND = output.last_hidden_state.flatten(0, 1)[predictors_N]
         return self._logprobs(hidden_ND, labels_N)
 
@@ -57,16 +70,21 @@ class PolicyModule(nn.Module):
         self, context: ContextGroup, input_ids_BT: torch.Tensor, predictors_N: torch.Tensor, labels_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         share = context.share_of(input_ids_BT.shape[1], device=input_ids_BT.device)
-        output = self.causal_lm.base_model(
-            input_ids=share.tokens(input_ids_BT),
-            position_ids=share.positions_T.expand(input_ids_BT.shape[0], -1),
-            use_cache=False,
-            context_share=share,
-        )
+        with self._saved_activations():
+            output = self.causal_lm.base_model(
+                input_ids=share.tokens(input_ids_BT),
+                position_ids=share.positions_T.expand(input_ids_BT.shape[0], -1),
+                use_cache=False,
+                context_share=share,
+            )
         is_own_N, own = share.own(predictors_N, num_positions=input_ids_BT.shape[1])
         logprobs, entropy = self._logprobs(output.last_hidden_state.flatten(0, 1)[own], labels_N[is_own_N])
         entropy_N = None if entropy is None else share.together(entropy, is_own_N=is_own_N)
         return share.together(logprobs, is_own_N=is_own_N), entropy_N
+
+    def _saved_activations(self) -> AbstractContextManager[None]:
+        """Where a forward puts what the backward needs of the layers: CPU memory, pinned for GPUs, or the device."""
+        return save_on_cpu(pin_memory=torch.cuda.is_available()) if self.offload_activations else nullcontext()
 
     def _logprobs(self, hidden_ND: torch.Tensor, labels_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         return token_logprobs(
@@ -110,17 +128,20 @@ def load_policy(
     except RuntimeError as error:  # what transformers raises for tensors of other shapes
         raise UnavailableError(f"model_name_or_path = {model_dir}: its weights do not fit its config.json") from error
     causal_lm.train()
+    if config.model.use_liger_kernel:
+        use_liger_kernels(causal_lm)
     if config.model.lora_rank:
         add_adapter(causal_lm, config=config.model)
     if adapter_dir is not None:
         load_adapter(causal_lm, adapter_dir, config=config.model)
-    if config.model.gradient_checkpointing:
+    if config.model.gradient_checkpointing or config.model.activation_offloading:
         causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return PolicyModule(
         causal_lm,
         temperature=sampling_temperature(config),
-        chunk_size=config.train.loss_seq_chunk_size,
+        chunk_size=config.train.loss_seq_chunk_size or default_chunk_size(causal_lm.config.vocab_size),
         with_entropy=with_entropy,
+        offload_activations=config.model.activation_offloading,
     )
 
 

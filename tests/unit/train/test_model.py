@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from agentrl.algo.logprobs import default_chunk_size
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.train.model import PolicyModule, check_head, load_policy, sampling_temperature
 from tiny_model import run_config, tiny_qwen3, write_tiny_model
@@ -64,15 +65,46 @@ def test_greedy_sampling_cannot_be_trained(tmp_path: Path) -> None:
         sampling_temperature(config)
 
 
-def test_recomputed_activations_give_the_same_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saving", ["gradient_checkpointing", "activation_offloading"])
+def test_recomputed_activations_give_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: str
+) -> None:
     start = write_tiny_model(tmp_path / "start")
     ids_BT = torch.arange(20).reshape(2, 10)
-    gradients = []
-    for is_recomputed in (False, True):
-        config = run_config(tmp_path, model_dir=start, model={"gradient_checkpointing": is_recomputed})
-        policy = load_policy(start, config=config, with_entropy=False)
+    gradients, kept = [], []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: kept[-1].append(tensor.shape) or tensor.clone())
+    for model in ({}, {saving: True}):
+        policy = load_policy(start, config=run_config(tmp_path, model_dir=start, model=model), with_entropy=False)
+        kept.append([])
         logprobs_N, _ = policy(ids_BT, torch.arange(9), torch.arange(9) + 1)
         logprobs_N.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
 
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-5)
+    moved = [shape for shape in kept[1] if shape == (2, 10, 32)]
+    assert len(moved) >= 2 if saving == "activation_offloading" else not kept[1], "the input of each of two layers"
+    assert not [shape for shape in kept[1] if shape == (48, 32)], "the head is no activation"
+
+
+def test_logits_of_a_large_vocabulary_are_computed_few_at_a_time_unless_told_otherwise(tmp_path: Path) -> None:
+    start = write_tiny_model(tmp_path / "start")
+
+    def chunk_size(**train: object) -> int:
+        return load_policy(
+            start, config=run_config(tmp_path, model_dir=start, train=train), with_entropy=False
+        ).chunk_size
+
+    assert chunk_size() == 1024
+    assert chunk_size(loss_seq_chunk_size=7) == 7
+    assert default_chunk_size(152_000) == 110
+    assert default_chunk_size(2**30) == 1
+
+
+def test_liger_kernels_are_refused_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    start = write_tiny_model(tmp_path / "start")
+
+    with pytest.raises(ConfigError, match=r"use_liger_kernel = true: .* for GPUs and this process has none"):
+        load_policy(
+            start, config=run_config(tmp_path, model_dir=start, model={"use_liger_kernel": True}), with_entropy=False
+        )
