@@ -57,12 +57,22 @@ class LossConfig(Section):
     rollout_correction_normalize: bool = Field(
         False, description="Divide the correction's weights by their mean over the optimizer step."
     )
+    recompute_old_logprobs: bool = Field(
+        False,
+        description="Ratios are to the trainer's own log-probs at the step's start, not to the engines' behaviour "
+        "log-probs. Always so with a rollout_correction.",
+    )
     kl_coef: float = Field(0.0, ge=0, description="Weight of the KL penalty against the reference model.")
     kl_estimator: Literal["k1", "k2", "k3", "k3_plus"] = Field("k3", description="KL estimator.")
     kl_in_reward: bool = Field(
         False, description="The KL penalty lowers the advantages, by its sum to the sequence's end, not the loss."
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+
+    @property
+    def old_is_behaviour(self) -> bool:
+        """Whether ratios are to the engines' log-probs; else to the policy as it is before the optimizer step."""
+        return self.rollout_correction == "none" and not self.recompute_old_logprobs
 
     @model_validator(mode="after")
     def _check_loss_is_known(self) -> LossConfig:
@@ -108,6 +118,8 @@ class LossConfig(Section):
                 f"kl_in_reward: loss = {self.loss!r} with kl_coef = {self.kl_coef:g} has no KL penalty on advantages; "
                 "set kl_coef, or unset it"
             )
+        if self.recompute_old_logprobs and self.loss == "CROSS_ENTROPY":
+            raise ValueError('recompute_old_logprobs: loss = "CROSS_ENTROPY" has no ratio; unset it')
         if self.rollout_correction_normalize and self.rollout_correction not in {"tis", "mis", "icepop"}:
             raise ValueError(
                 f"rollout_correction_normalize: rollout_correction = {self.rollout_correction!r} has no weights"

@@ -5,10 +5,10 @@
     any non-finite loss or gradient norm, on any rank -> TrainingError naming the rows; weights untouched (L3)
     clip once -> AdamW once
 
-Old log-probs. There is one update per step, so the policy that would be recomputed as "old" is the policy itself.
-Without a rollout correction the behaviour log-probs of the engine take its place: the ratio is policy / behaviour, and
-clipping bounds how far a stale token may pull. With a rollout correction old is left out (the loss takes
-stop_gradient(policy)), so that the correction sees policy / behaviour and the clipped ratio starts at 1.
+Old log-probs. There is one update per step, so the policy recomputed before it as "old" is the policy itself without
+gradient: `recompute_old_logprobs` costs no forward, and its ratios start at 1. Without it the behaviour log-probs of
+the engine take old's place: the ratio is policy / behaviour, and clipping bounds how far a stale token may pull. A
+rollout correction needs both sides: old is always the policy there, and the correction sees policy / behaviour.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Learner:
         outputs = self._loss_function(inputs)
         tally.bad_row_ids.extend(_bad_rows(batch, outputs, logprobs_N))
         # The loss compares old with behaviour; where old *is* behaviour its mismatch is 0 and says nothing.
-        hidden = {"mismatch_kl"} if self._loss.rollout_correction == "none" else set()
+        hidden = {"mismatch_kl"} if self._loss.old_is_behaviour else set()
         loss_metrics = {name: value for name, value in outputs.metrics.items() if name not in hidden}
         tally.rows += row_stats(
             batch, logprobs_N=logprobs_N, entropy_N=entropy_N, weights_N=inputs.weights, outputs=outputs

@@ -53,7 +53,7 @@ def loss_inputs(
             num_tokens=size.num_trained_tokens,
             constant_length=config.constant_length,
         ),
-        old_logprobs=behaviour_N if config.rollout_correction == "none" else None,
+        old_logprobs=behaviour_N if config.old_is_behaviour else None,
         behaviour_logprobs=behaviour_N,
         reference_logprobs=logprobs.reference_N,
         entropy=logprobs.entropy_N,

@@ -19,7 +19,7 @@ from agentrl.train.batch import PassBatch
 from agentrl.train.row_stats import RowStats
 from agentrl.types import Float32Array
 
-MISMATCH_QUANTILE = 0.99
+MISMATCH_PERCENTILES = (50, 95, 99)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class PhaseClock:
 class StepTally:
     """What the trained tokens of one step looked like, on one rank.
 
-    `mismatch` holds |policy - behaviour log-prob| of the tokens sampled at exactly the version being trained: both
+    `mismatch` holds policy - behaviour log-prob of the tokens sampled at exactly the version being trained: both
     sides have equal weights there, so it measures the engines' numerical difference and nothing else.
     """
 
@@ -87,7 +87,7 @@ class StepTally:
         self.num_sampled_tokens += logprobs.size
         self.staleness_sum += int(staleness.sum())
         self.staleness_max = max(self.staleness_max, int(staleness.max()))
-        self.mismatch.append(np.abs(logprobs - behaviour)[staleness == 0])
+        self.mismatch.append((logprobs - behaviour)[staleness == 0])
 
     def metrics(self) -> dict[str, float]:
         """Means over trained tokens; what cannot be measured in this step is left out."""
@@ -102,12 +102,25 @@ class StepTally:
         if self.num_sampled_tokens:
             metrics["staleness_mean"] = self.staleness_sum / self.num_sampled_tokens
             metrics["staleness_max"] = float(self.staleness_max)
-        mismatch = np.concatenate(self.mismatch) if self.mismatch else np.zeros(0, np.float32)
-        if mismatch.size:
-            metrics["mismatch"] = float(mismatch.mean(dtype=np.float64))
-            metrics["mismatch_p99"] = float(np.quantile(mismatch, MISMATCH_QUANTILE))
-            metrics["mismatch_max"] = float(mismatch.max())
-        return metrics
+        return metrics | mismatch_metrics(np.concatenate([np.zeros(0, np.float32), *self.mismatch]))
+
+
+def mismatch_metrics(log_ratios_N: Float32Array) -> dict[str, float]:
+    """The train/inference mismatch of tokens whose log-probs differ by this much at equal weights; none without tokens.
+
+    Mean, percentiles and maximum of the absolute difference, and the k3 estimate of KL(behaviour || policy).
+    """
+    if not log_ratios_N.size:
+        return {}
+    exact_N = log_ratios_N.astype(np.float64)
+    sizes_N = np.abs(log_ratios_N)
+    percentiles = np.percentile(sizes_N, MISMATCH_PERCENTILES)
+    return {
+        "mismatch": float(sizes_N.mean(dtype=np.float64)),
+        **{f"mismatch_p{rank}": float(value) for rank, value in zip(MISMATCH_PERCENTILES, percentiles, strict=True)},
+        "mismatch_max": float(sizes_N.max()),
+        "mismatch_k3": float((np.expm1(exact_N) - exact_N).mean()),
+    }
 
 
 def merge(tallies: Sequence[StepTally]) -> StepTally:

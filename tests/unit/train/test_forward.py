@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,54 @@ def test_many_small_passes_make_the_same_step_as_one_large_pass(loss: LossConfig
     # AdamW's first step is the sign of the gradient: where that is 0 up to rounding, the sign may differ.
     assert (after_whole - after_split).abs().median() <= 1e-6
     assert ((after_whole - after_split).abs() > 1e-4).float().mean() < 0.005
+
+
+def with_logprobs_of(learner: Learner, rows: list[DBRecordData]) -> list[DBRecordData]:
+    """The rows as if the policy itself, at its weights of now, had sampled them."""
+    recomputed = []
+    for row in rows:
+        batch = build_pass([row])
+        with torch.no_grad():
+            logprobs_N, _ = learner.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+        behaviour = row.behaviour_logprobs.copy()
+        behaviour[row.loss_mask] = logprobs_N.numpy()
+        recomputed.append(replace(row, behaviour_logprobs=behaviour))
+    return recomputed
+
+
+@pytest.mark.parametrize("name", ["GRPO", "GSPO", "CISPO", "CE_GPPO", "REINFORCE"])
+def test_old_log_probs_recomputed_in_the_step_are_those_of_a_forward_before_it(name: str) -> None:
+    loss = LossConfig(loss=name, epsilon=0.05, epsilon_higher=0.0)
+    rows = sampled_rows()
+    before = learner_for(loss)
+
+    expected, after_expected = step_of(before, with_logprobs_of(learner_for(loss), rows), max_tokens=60)
+    found, after_found = step_of(
+        learner_for(loss.model_copy(update={"recompute_old_logprobs": True})), rows, max_tokens=60
+    )
+    engines, _ = step_of(learner_for(loss), rows, max_tokens=60)
+
+    assert found["ratio_mean"] == 1.0
+    assert found["clip_fraction"] == 0.0
+    assert engines["ratio_mean"] != pytest.approx(1.0, abs=1e-3)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    assert (after_expected - after_found).abs().median() <= 1e-6
+    assert found["mismatch"] == engines["mismatch"] > 0.01, "the mismatch is to the engine, whatever old is"
+
+
+def test_decoupled_minirl_masks_by_the_recomputed_and_weighs_by_the_engines_log_probs() -> None:
+    loss = LossConfig(loss="MINIRL", epsilon=0.05, epsilon_higher=0.0)
+    rows = sampled_rows()
+
+    coupled, _ = step_of(learner_for(loss), rows, max_tokens=1000)
+    decoupled, _ = step_of(learner_for(loss.model_copy(update={"recompute_old_logprobs": True})), rows, max_tokens=1000)
+    unweighted, _ = step_of(
+        learner_for(LossConfig(loss="REINFORCE", recompute_old_logprobs=True)), rows, max_tokens=1000
+    )
+
+    assert coupled["clip_fraction"] > 0.1
+    assert decoupled["clip_fraction"] == 0.0
+    assert decoupled["grad_norm"] != pytest.approx(unweighted["grad_norm"], rel=1e-3)
 
 
 def test_a_row_without_trained_tokens_counts_in_the_denominator_of_sequence_means() -> None:

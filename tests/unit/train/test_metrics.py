@@ -33,9 +33,22 @@ def test_mismatch_looks_only_at_tokens_of_the_version_being_trained() -> None:
 
     assert metrics["mismatch"] == pytest.approx(0.375)
     assert metrics["mismatch_max"] == pytest.approx(0.5)
+    assert metrics["mismatch_p50"] == pytest.approx(0.375)
+    assert metrics["mismatch_p95"] == pytest.approx(0.4875)
+    assert metrics["mismatch_p99"] == pytest.approx(0.4975)
+    by_hand = [np.exp(0.25) - 1 - 0.25, np.exp(0.5) - 1 - 0.5]
+    assert metrics["mismatch_k3"] == pytest.approx(np.mean(by_hand))
     assert metrics["staleness_mean"] == pytest.approx(1 / 3)
     assert metrics["staleness_max"] == 1
     assert metrics["clip_fraction"] == pytest.approx(0.3)
+
+
+def test_a_policy_below_the_engine_has_the_same_mismatch_but_another_kl() -> None:
+    above, below = tally_of([-1.0], [-2.0], [5]).metrics(), tally_of([-2.0], [-1.0], [5]).metrics()
+
+    assert above["mismatch_p99"] == below["mismatch_p99"] == 1.0
+    assert above["mismatch_k3"] == pytest.approx(np.e - 2)
+    assert below["mismatch_k3"] == pytest.approx(1 / np.e)
 
 
 def test_metrics_do_not_depend_on_how_a_step_is_split_over_ranks() -> None:
