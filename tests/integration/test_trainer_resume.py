@@ -69,6 +69,15 @@ def test_a_resume_after_a_crash_is_bitwise(tmp_path: Path, start: Path, way: dic
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
+def test_wider_passes_train_the_same(tmp_path: Path, start: Path) -> None:
+    narrow, wide = a_run(tmp_path / "a", start), a_run(tmp_path / "b", start, train={"pad_to_multiple_of": 16})
+    for config in (narrow, wide):
+        trained(config)
+
+    expected, found = final_weights(narrow), final_weights(wide)
+    assert max((found[name] - weight).abs().median().item() for name, weight in expected.items()) <= 1e-6
+
+
 def test_a_lora_run_leaves_plain_models_an_adapter_and_the_start_model_as_it_was(tmp_path: Path, start: Path) -> None:
     config = a_run(tmp_path, start, model={"lora_rank": 4})
 

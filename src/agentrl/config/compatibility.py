@@ -162,8 +162,10 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
         neutral=("true", "1", "yes", "on"),
         reason="micro-batches are always packed up to max_tokens; loss and gradient do not depend on the split",
     ),
-    "pad_to_multiple_of": Unavailable(neutral=("1",), reason="sequences are packed without padding"),
-    "pad_to_maximum": Unavailable(neutral=_OFF, reason="sequences are packed without padding"),
+    "pad_to_maximum": Unavailable(
+        neutral=_OFF,
+        reason="rows of like length share a pass, padded to the longest; --pad_to_multiple_of rounds it up",
+    ),
     "enable_repetition_compress": Unavailable(
         neutral=_OFF, reason="repetition ends a Record: --repetition_early_stop_times"
     ),

@@ -319,6 +319,7 @@ class TrainConfig(Section):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping.")
     max_tokens: int = Field(16_384, ge=16, description="Token budget of one micro-batch per rank.")
+    pad_to_multiple_of: int = Field(1, ge=1, description="Positions of a forward pass are a multiple of this.")
     loss_seq_chunk_size: int | None = Field(
         None,
         ge=1,

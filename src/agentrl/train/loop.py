@@ -46,6 +46,7 @@ from agentrl.train.loss_inputs import StepSize
 from agentrl.train.metrics import PhaseClock, Report
 from agentrl.train.on_alarm import is_waited_for, may_go_on
 from agentrl.train.optimizer import learning_rate_at
+from agentrl.train.padding import widened
 from agentrl.train.planner import StepPlan, is_supervised
 from agentrl.train.publish import PolicyLostError
 from agentrl.train.row_stats import RowStats
@@ -88,7 +89,11 @@ def train_step(session: Session, step: int) -> tuple[Alarm, ...]:
     with clock.phase("wait"):
         plan = broadcast_plan(session, step)
     with clock.phase("load"):
-        passes = [build_pass(session.feed.load(ids)) for ids in plan.passes[session.ranks.data_rank]]
+        multiple = session.config.train.pad_to_multiple_of
+        passes = [
+            widened(build_pass(session.feed.load(ids)), multiple=multiple)
+            for ids in plan.passes[session.ranks.data_rank]
+        ]
         session.feed.forget_rows()
         passes, returns = whiten(session, passes)
     size = StepSize(
