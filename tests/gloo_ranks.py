@@ -5,11 +5,14 @@ Functions run in ranks must stand in a module of tests/*.py: a test module has n
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import pytest
 
 JOIN_TIMEOUT_S = 100.0
 FSDP2_ENVIRONMENT = {
@@ -21,6 +24,20 @@ FSDP2_ENVIRONMENT = {
     "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
 }
 """What `accelerate launch --config_file assets/fsdp2_dst.yml` tells its ranks."""
+
+
+ZERO3_ENVIRONMENT = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+    "DS_ACCELERATOR": "cpu",
+}
+"""What it tells them with assets/deepspeed_zero3.yml, and that there is no GPU."""
+
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason='needs deepspeed: pip install "agentrl[gpu]"'
+)
 
 
 def run_ranks(

@@ -19,6 +19,7 @@ from agentrl.train.loop import train
 from agentrl.train.parallel import arrange_ranks
 from agentrl.train.planner import forward_passes
 from agentrl.train.session import load_learner
+from agentrl.train.zero3 import is_partitioned
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement
 from factories import make_task
 from tiny_model import random_row
@@ -51,11 +52,10 @@ def write_gradient(config_values: dict[str, Any], path: Path) -> None:
     passes = [build_pass([rows[row_id] for row_id in ids]) for ids in plan[ranks.data_rank]]
     size = StepSize(num_sequences=len(rows), num_trained_tokens=sum(int(row.loss_mask.sum()) for row in rows.values()))
     tally = learner.forward_backward(passes, size=size, policy_version=0)
-    norm = learner.clip()
+    norm = learner.gradients.clip()
     gradients = {}
     for name, parameter in accelerator.unwrap_model(learner.policy).causal_lm.named_parameters():
-        if parameter.grad is not None:
-            gradients[name] = _whole(parameter.grad).detach().clone().contiguous()
+        gradients[name] = _whole_gradient(parameter).detach().clone().contiguous()
     if accelerator.is_main_process:
         gradients["held.q_proj"] = torch.tensor(_held(learner.policy, "layers.0.self_attn.q_proj.weight"))
         numbers = {f"metric.{name}": torch.tensor(value) for name, value in tally.metrics().items()}
@@ -90,8 +90,14 @@ def train_on_mongo(config_values: dict[str, Any], uri: str, database: str) -> No
 def _held(policy: torch.nn.Module, suffix: str) -> int:
     """How many numbers of a parameter this rank holds."""
     (parameter,) = [parameter for name, parameter in policy.named_parameters() if name.endswith(suffix)]
+    if is_partitioned(parameter):
+        return parameter.ds_tensor.numel()
     return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _whole_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if is_partitioned(parameter):
+        from deepspeed.utils import safe_get_full_grad
+
+        return safe_get_full_grad(parameter)
+    return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gloo_ranks import FSDP2_ENVIRONMENT, run_ranks
+from gloo_ranks import FSDP2_ENVIRONMENT, ZERO3_ENVIRONMENT, needs_deepspeed, run_ranks
 from rank_work import write_gradient
 from tiny_model import run_config, write_tiny_model
 
@@ -53,7 +53,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory, start: Path) -> dict[str, to
     return gradient_on(1, tmp_path_factory.mktemp("alone"), start, port=1, environment={}, **SETTINGS)
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS.keys())
+@pytest.mark.parametrize(
+    "arrangement",
+    [
+        *(pytest.param(arrangement, id=name) for name, arrangement in ARRANGEMENTS.items()),
+        pytest.param((2, {}, ZERO3_ENVIRONMENT, 2), id="ZeRO-3 on 2", marks=needs_deepspeed),
+        pytest.param((4, {}, ZERO3_ENVIRONMENT, 4), id="ZeRO-3 on 4", marks=needs_deepspeed),
+    ],
+)
 def test_an_arrangement_of_ranks_has_the_gradient_and_the_numbers_of_one_process(
     tmp_path: Path,
     start: Path,

@@ -1,6 +1,7 @@
 """L4 over ranks: a checkpoint does not depend on how many ranks wrote it, nor on what each of them held."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import RunConfig
-from gloo_ranks import FSDP2_ENVIRONMENT, run_ranks
+from gloo_ranks import FSDP2_ENVIRONMENT, ZERO3_ENVIRONMENT, needs_deepspeed, run_ranks
 from rank_work import settle_groups, train_on_mongo
 from tiny_model import run_config, write_tiny_model
 
@@ -20,13 +21,15 @@ from tiny_model import run_config, write_tiny_model
 class Ranks:
     count: int
     train: dict[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=lambda: FSDP2_ENVIRONMENT)
 
 
-ONE, TWO, FOUR = Ranks(count=1), Ranks(count=2), Ranks(count=4)
+ONE, TWO, FOUR = Ranks(count=1, environment={}), Ranks(count=2), Ranks(count=4)
 TENSOR_TWO = Ranks(count=2, train={"tp_size": 2})
 TENSOR_FOUR = Ranks(count=4, train={"tp_size": 2})
 CONTEXT_TWO = Ranks(count=2, train={"cp_size": 2})
 LORA = {"lora_rank": 4}
+ZERO_TWO, ZERO_FOUR = (Ranks(count=count, environment=ZERO3_ENVIRONMENT) for count in (2, 4))
 CHANGES: dict[str, tuple[Ranks, Ranks, dict[str, Any]]] = {
     "2 to 1": (TWO, ONE, {}),
     "2 to 4": (TWO, FOUR, {}),
@@ -68,12 +71,19 @@ def run_on(ranks: Ranks, place: Place, *, max_steps: int, model: dict[str, Any])
         num_ranks=ranks.count,
         port=place.port,
         scratch=place.base / "ranks",
-        environment=FSDP2_ENVIRONMENT if ranks.count > 1 else {},
+        environment=ranks.environment,
     )
     return config
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(pytest.param(change, id=name) for name, change in CHANGES.items()),
+        pytest.param((ZERO_TWO, ZERO_FOUR, {}), id="ZeRO-3, 2 to 4", marks=needs_deepspeed),
+        pytest.param((ZERO_TWO, ZERO_TWO, LORA), id="ZeRO-3, LoRA", marks=needs_deepspeed),
+    ],
+)
 def test_a_run_goes_on_with_other_ranks(
     tmp_path: Path,
     start: Path,

@@ -41,11 +41,13 @@ from agentrl.train.export import (
     write_model,
 )
 from agentrl.train.lora import write_adapter
+from agentrl.train.zero3 import is_engine, load_optimizer, save_optimizer
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "checkpoint.json"
 OPTIMIZER_DIR = "optimizer"
+SHARDED_METADATA = ".metadata"  # torch.distributed.checkpoint's
 _STEP_NAME = re.compile(r"step_(\d+)")
 
 
@@ -136,10 +138,7 @@ def load_training_state(
 
     With another number of ranks the optimizer state is resharded and the random generators are left as seeded.
     """
-    state = {"optimizer": get_optimizer_state_dict(policy, _bare(optimizer))}
-    with _quiet_single_process():
-        load_sharded(state, checkpoint_id=checkpoint.path / OPTIMIZER_DIR)
-    set_optimizer_state_dict(policy, _bare(optimizer), optim_state_dict=state["optimizer"])
+    _load_optimizer(checkpoint.path / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
     if checkpoint.num_processes == accelerator.num_processes:
         _restore_random_state(torch.load(checkpoint.path / f"rng_{accelerator.process_index}.pt", weights_only=True))
     else:
@@ -180,7 +179,22 @@ def _damage(path: Path) -> str | None:
     return None
 
 
+def _load_optimizer(directory: Path, *, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if is_engine(policy):
+        load_optimizer(policy, directory)
+        return
+    if not (directory / SHARDED_METADATA).is_file():
+        raise ConfigError(f"{directory}: the state is DeepSpeed's; go on with assets/deepspeed_zero3.yml")
+    state = {"optimizer": get_optimizer_state_dict(policy, _bare(optimizer))}
+    with _quiet_single_process():
+        load_sharded(state, checkpoint_id=directory)
+    set_optimizer_state_dict(policy, _bare(optimizer), optim_state_dict=state["optimizer"])
+
+
 def _save_optimizer(directory: Path, *, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if is_engine(policy):
+        save_optimizer(policy, directory)
+        return
     state = {"optimizer": get_optimizer_state_dict(policy, _bare(optimizer))}
     with _quiet_single_process():
         save_sharded(state, checkpoint_id=directory)

@@ -16,17 +16,26 @@ from agentrl.errors import ConfigError
 from agentrl.train._compat import allow_fsdp_on_cpu
 from agentrl.train.model import prepare_torch
 from agentrl.train.trackers import parse_trackers, tracker_arguments
+from agentrl.train.zero3 import asks_for_deepspeed, check_deepspeed
 
 COLLECTIVE_MARGIN_S = 1800.0  # ranks wait in a collective while rank 0 waits for data, then writes weights
 
 SUPPORTED_DISTRIBUTION = frozenset(
-    {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP}
+    {
+        DistributedType.NO,
+        DistributedType.MULTI_CPU,
+        DistributedType.MULTI_GPU,
+        DistributedType.FSDP,
+        DistributedType.DEEPSPEED,
+    }
 )
 
 
 def start_accelerator(config: RunConfig) -> Accelerator:
     """Seeds, then the Accelerator of this process. Raises ConfigError for a launch that would train something else."""
     prepare_torch(config)
+    if asks_for_deepspeed():
+        check_deepspeed(config)
     transformers_logging.disable_progress_bar()
     wait_s = config.train.data_timeout_s + COLLECTIVE_MARGIN_S
     plugin = _fsdp_plugin(config)
@@ -72,7 +81,7 @@ def check_distribution(accelerator: Accelerator) -> None:
         raise ConfigError(
             f"accelerate_config: distributed_type {kind.value}{' with fsdp_version 1' if is_fsdp1 else ''} is not "
             "supported, because the loop checks the gradient before the optimizer step and needs full state dicts; "
-            "use FSDP with fsdp_version: 2 (assets/fsdp2_dst.yml) or plain data parallel"
+            "use FSDP with fsdp_version: 2 (assets/fsdp2_dst.yml), DeepSpeed ZeRO-3 or plain data parallel"
         )
 
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from agentrl.train.lora import is_adapter
 from agentrl.train.model import PolicyModule
+from agentrl.train.zero3 import is_partitioned, whole_parameter
 
 UNFINISHED_SUFFIX = ".tmp"
 MODULE_PREFIX = "causal_lm."
@@ -94,15 +95,23 @@ def adapter_state(accelerator: Accelerator, policy: torch.nn.Module) -> dict[str
 def _gathered(accelerator: Accelerator, policy: torch.nn.Module, *, names: Set[str]) -> dict[str, torch.Tensor]:
     """One tensor after the other in one piece on rank 0's CPU; no rank ever holds the whole model on its device."""
     gathered = {}
+    parameters = dict(unwrapped(accelerator, policy).named_parameters())
     for full_name, tensor in unwrapped(accelerator, policy).state_dict().items():
         name = full_name.removeprefix(MODULE_PREFIX)
         if name not in names:
             continue
-        on_device = tensor.to(accelerator.device)  # where collectives work; CPU offload keeps shards elsewhere
-        whole = on_device.full_tensor() if isinstance(on_device, DTensor) else on_device
+        whole = _in_one_piece(parameters.get(full_name, tensor), tensor, device=accelerator.device)
         if accelerator.is_main_process:
             gathered[name] = whole.detach().cpu()
     return gathered
+
+
+def _in_one_piece(parameter: torch.Tensor, tensor: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+    """`tensor`, the state dict's entry of `parameter`, gathered from the ranks. Every rank must call it."""
+    if is_partitioned(parameter):
+        return whole_parameter(parameter)
+    on_device = tensor.to(device)  # where collectives work; CPU offload keeps shards elsewhere
+    return on_device.full_tensor() if isinstance(on_device, DTensor) else on_device
 
 
 def unwrapped(accelerator: Accelerator, policy: torch.nn.Module) -> PolicyModule:

@@ -23,12 +23,11 @@ from agentrl.algo.losses import Loss, LossOutputs, build_loss, rollout_weights
 from agentrl.config.sections import LossConfig
 from agentrl.errors import TrainingError
 from agentrl.train.batch import PassBatch
-from agentrl.train.export import unwrapped
+from agentrl.train.gradients import Gradients
 from agentrl.train.loss_inputs import PassLogprobs, StepSize, loss_inputs
 from agentrl.train.metrics import StepTally, merge
 from agentrl.train.model import PolicyModule
-from agentrl.train.optimizer import clip_gradients, set_learning_rate
-from agentrl.train.parallel import Ranks, clip_split_gradients
+from agentrl.train.parallel import Ranks
 from agentrl.train.row_stats import row_stats
 
 MAX_NAMED_ROWS = 8
@@ -45,7 +44,7 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         reference: PolicyModule | None,
         loss: LossConfig,
-        max_grad_norm: float,
+        gradients: Gradients,
         ranks: Ranks,
     ) -> None:
         self.policy = policy
@@ -54,7 +53,7 @@ class Learner:
         self._reference = reference
         self._loss = loss
         self._loss_function: Loss = build_loss(loss)
-        self._max_grad_norm = max_grad_norm
+        self.gradients = gradients
         self._ranks = ranks
 
     def forward_backward(self, passes: Sequence[PassBatch], *, size: StepSize, policy_version: int) -> StepTally:
@@ -64,11 +63,12 @@ class Learner:
         """
         tally = StepTally(policy_version=policy_version)
         mean_weight = self._mean_rollout_weight(passes) if self._loss.rollout_correction_normalize else None
-        for batch in passes:
-            self._one_pass(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=mean_weight)
+        for number, batch in enumerate(passes, start=1):
+            loss = self._loss_of(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=mean_weight)
+            self.gradients.backward(loss, is_last=number == len(passes))
         total = merge(gather_object([tally] if self._ranks.counts else []))
         if total.bad_row_ids:
-            self.optimizer.zero_grad()
+            self.gradients.forget()
             raise TrainingError(
                 f"non-finite loss or log-probs in {_named(total.bad_row_ids)}; the step was not made, weights are "
                 "unchanged. Inspect these rows (agentrl inspect) and the learning rate of the steps before"
@@ -80,27 +80,26 @@ class Learner:
 
         Raises TrainingError, on every rank, if the gradient is not finite; then nothing is changed.
         """
-        norm = self.clip()
+        norm = self.gradients.clip()
         if not torch.isfinite(torch.tensor(norm)):
             rows = self._rows_of_bad_gradient(passes, size=size)
             raise TrainingError(
                 f"gradient norm is {norm} although the loss is finite; first seen in {_named(rows)}. "
                 "The step was not made, weights are unchanged"
             )
-        set_learning_rate(self.optimizer, learning_rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.gradients.step(learning_rate=learning_rate)
         return norm
 
-    def _one_pass(
+    def _loss_of(
         self, batch: PassBatch, tally: StepTally, *, size: StepSize, mean_rollout_weight: float | None
-    ) -> None:
+    ) -> torch.Tensor:
+        """The loss to go backward from: this pass's share, as the average over ranks will need it."""
         if batch.num_trained_tokens == 0:
             # Every weight must still see a backward: other ranks wait in this pass's collectives.
             probe_N = torch.zeros(1, dtype=torch.int64, device=batch.input_ids_BT.device)
             logprobs_N, _ = self.policy(batch.input_ids_BT, probe_N, probe_N)
-            self._accelerator.backward(logprobs_N.sum() * 0.0)
-            return
+            nothing: torch.Tensor = logprobs_N.sum() * 0.0
+            return nothing
         logprobs_N, entropy_N = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
         logprobs = PassLogprobs(policy_N=logprobs_N, entropy_N=entropy_N, reference_N=self._reference_logprobs(batch))
         inputs = loss_inputs(
@@ -121,14 +120,7 @@ class Learner:
         )
         tally.add(batch, logprobs_N=logprobs_N, loss_metrics=loss_metrics)
         # Frameworks average gradients over ranks; the weights already hold the global denominator.
-        self._accelerator.backward(outputs.loss * self._ranks.num_gradients)
-
-    def clip(self) -> float:
-        """Clip the accumulated gradient; returns its norm before, over all ranks."""
-        if self._ranks.mesh is not None:
-            causal_lm = unwrapped(self._accelerator, self.policy).causal_lm
-            return clip_split_gradients(causal_lm, mesh=self._ranks.mesh, max_norm=self._max_grad_norm)
-        return clip_gradients(self.policy.parameters(), max_norm=self._max_grad_norm)
+        return outputs.loss * self._ranks.num_gradients
 
     @torch.no_grad()
     def _mean_rollout_weight(self, passes: Sequence[PassBatch]) -> float:
@@ -161,11 +153,12 @@ class Learner:
     def _rows_of_bad_gradient(self, passes: Sequence[PassBatch], *, size: StepSize) -> list[str]:
         """Repeat the passes one by one; the rows of the first, over all ranks, whose own gradient is not finite."""
         for batch in passes:
-            self.optimizer.zero_grad()
+            self.gradients.forget()
             tally = StepTally(policy_version=0)
-            self._one_pass(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=1.0)
-            norm = self.clip()
-            self.optimizer.zero_grad()
+            loss = self._loss_of(batch.to(self._accelerator.device), tally, size=size, mean_rollout_weight=1.0)
+            self.gradients.backward(loss, is_last=True)
+            norm = self.gradients.clip()
+            self.gradients.forget()
             if not torch.isfinite(torch.tensor(norm)):
                 return self._everybodys([batch])
         return self._everybodys(passes)

@@ -23,6 +23,7 @@ from agentrl.train.distribution import offload_policy, start_accelerator
 from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
 from agentrl.train.forward import Learner
+from agentrl.train.gradients import Gradients, TorchGradients
 from agentrl.train.lock import only_trainer
 from agentrl.train.lora import is_adapter_folder, merged_state
 from agentrl.train.metrics import Report
@@ -33,6 +34,7 @@ from agentrl.train.planner import StepPlanner, is_supervised
 from agentrl.train.publish import PolicyPublisher
 from agentrl.train.stability import StabilityWatch
 from agentrl.train.trackers import TrackerSink, parse_trackers
+from agentrl.train.zero3 import ZeroGradients, asks_for_deepspeed, partition
 
 FEED_TIMEOUT_FACTOR = 6  # opening is several store operations, each bounded by db_timeout_s
 
@@ -187,11 +189,7 @@ def load_learner(
     if reference is not None:
         # Every rank holds all of it: it is never updated, and only runs forward.
         reference = accelerator.prepare_model(reference, evaluation_mode=True)
-    if ranks.mesh is None:
-        policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, config.train))
-    else:
-        _split(policy, config=config, accelerator=accelerator, mesh=ranks.mesh)
-        optimizer = accelerator.prepare_optimizer(build_optimizer(policy, config.train))
+    policy, optimizer, gradients = _prepare(policy, config=config, accelerator=accelerator, ranks=ranks)
     if checkpoint is not None:
         load_training_state(checkpoint, accelerator=accelerator, policy=policy, optimizer=optimizer)
     return Learner(
@@ -200,9 +198,27 @@ def load_learner(
         optimizer=optimizer,
         reference=reference,
         loss=config.loss,
-        max_grad_norm=config.train.max_grad_norm,
+        gradients=gradients,
         ranks=ranks,
     )
+
+
+def _prepare(
+    policy: PolicyModule, *, config: RunConfig, accelerator: Accelerator, ranks: Ranks
+) -> tuple[PolicyModule, torch.optim.Optimizer, Gradients]:
+    """Shard the policy over the ranks, by DeepSpeed, tensor parallel beside FSDP2, or as Accelerate is configured."""
+    if asks_for_deepspeed():
+        engine = partition(policy, optimizer=build_optimizer(policy, config.train), config=config)
+        return engine, engine.optimizer, ZeroGradients(engine)
+    if ranks.mesh is None:
+        policy, optimizer = accelerator.prepare(policy, build_optimizer(policy, config.train))
+    else:
+        _split(policy, config=config, accelerator=accelerator, mesh=ranks.mesh)
+        optimizer = accelerator.prepare_optimizer(build_optimizer(policy, config.train))
+    gradients = TorchGradients(
+        accelerator, policy=policy, optimizer=optimizer, ranks=ranks, max_norm=config.train.max_grad_norm
+    )
+    return policy, optimizer, gradients
 
 
 def _load_reference(config: RunConfig) -> PolicyModule:

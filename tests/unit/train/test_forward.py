@@ -10,6 +10,7 @@ from agentrl.config.sections import LossConfig, TrainConfig
 from agentrl.errors import TrainingError
 from agentrl.train.batch import build_pass
 from agentrl.train.forward import Learner
+from agentrl.train.gradients import TorchGradients
 from agentrl.train.loss_inputs import StepSize
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import build_optimizer
@@ -41,7 +42,7 @@ def learner_for(loss: LossConfig, *, with_reference: bool = False) -> Learner:
         optimizer=optimizer,
         reference=reference,
         loss=loss,
-        max_grad_norm=1.0,
+        gradients=TorchGradients(accelerator, policy=policy, optimizer=optimizer, ranks=Ranks(), max_norm=1.0),
         ranks=Ranks(),
     )
 

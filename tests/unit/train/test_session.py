@@ -31,9 +31,9 @@ def test_ranks_that_do_not_see_each_other_are_refused(monkeypatch: pytest.Monkey
 
 def test_a_distribution_the_loop_cannot_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
-    monkeypatch.setattr(accelerator.state, "distributed_type", DistributedType.DEEPSPEED)
+    monkeypatch.setattr(accelerator.state, "distributed_type", DistributedType.MEGATRON_LM)
 
-    with pytest.raises(ConfigError, match=r"distributed_type DEEPSPEED is not supported, because .* fsdp_version: 2"):
+    with pytest.raises(ConfigError, match=r"distributed_type MEGATRON_LM is not supported, because .* fsdp_version: 2"):
         check_distribution(accelerator)
 
 
