@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from agentrl.config.sections import RunConfig
+from agentrl.errors import TrainingError
 from agentrl.store import open_store
-from agentrl.train.batch import build_pass
+from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.distribution import start_accelerator
-from agentrl.train.forward import StepSize
+from agentrl.train.export import model_state
+from agentrl.train.forward import Learner, StepSize
 from agentrl.train.loop import train
 from agentrl.train.parallel import arrange_ranks
 from agentrl.train.planner import forward_passes
@@ -34,9 +39,17 @@ def step_rows(*, count: int = 7) -> list[DBRecordData]:
     return rows
 
 
-def write_gradient(config_values: dict[str, Any], path: Path) -> None:
-    """The whole gradient of one step over `step_rows`, its norm and the tally, written by rank 0."""
-    config = RunConfig.model_validate(config_values)
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A learner on this rank and its part of a step over `step_rows`."""
+
+    accelerator: Accelerator
+    learner: Learner
+    passes: list[PassBatch]
+    size: StepSize
+
+
+def prepared_step(config: RunConfig) -> Prepared:
     accelerator = start_accelerator(config)
     ranks = arrange_ranks(
         config.train,
@@ -49,9 +62,53 @@ def write_gradient(config_values: dict[str, Any], path: Path) -> None:
     plan = forward_passes(
         [row.summary for row in rows.values()], num_ranks=ranks.num_data, max_tokens=config.train.max_tokens
     )
-    passes = [build_pass([rows[row_id] for row_id in ids]) for ids in plan[ranks.data_rank]]
-    size = StepSize(num_sequences=len(rows), num_trained_tokens=sum(int(row.loss_mask.sum()) for row in rows.values()))
-    tally = learner.forward_backward(passes, size=size, policy_version=0)
+    return Prepared(
+        accelerator=accelerator,
+        learner=learner,
+        passes=[build_pass([rows[row_id] for row_id in ids]) for ids in plan[ranks.data_rank]],
+        size=StepSize(
+            num_sequences=len(rows), num_trained_tokens=sum(int(row.loss_mask.sum()) for row in rows.values())
+        ),
+    )
+
+
+class _ExplodingGradient(torch.autograd.Function):
+    """The identity, with an infinite gradient: stands for an overflow inside the backward pass."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+def refuse_a_bad_gradient(config_values: dict[str, Any]) -> None:
+    """On the last rank one gradient overflows: every rank must refuse the step, and no weight may change."""
+    step = prepared_step(RunConfig.model_validate(config_values))
+    accelerator, learner = step.accelerator, step.learner
+    if accelerator.process_index == accelerator.num_processes - 1:
+        accelerator.unwrap_model(learner.policy).causal_lm.base_model.register_forward_hook(
+            lambda module, arguments, output: setattr(
+                output, "last_hidden_state", _ExplodingGradient.apply(output.last_hidden_state)
+            )
+        )
+    before = model_state(accelerator, learner.policy)
+    before = {name: weight.clone() for name, weight in before.items()}
+    learner.forward_backward(step.passes, size=step.size, policy_version=0)
+    with pytest.raises(TrainingError, match=r"gradient norm is (nan|inf) although the loss is finite; first seen in"):
+        learner.update(step.passes, size=step.size, learning_rate=1e-2)
+    after = model_state(accelerator, learner.policy)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+
+
+def write_gradient(config_values: dict[str, Any], path: Path) -> None:
+    """The whole gradient of one step over `step_rows`, its norm and the tally, written by rank 0."""
+    step = prepared_step(RunConfig.model_validate(config_values))
+    accelerator, learner = step.accelerator, step.learner
+    tally = learner.forward_backward(step.passes, size=step.size, policy_version=0)
     norm = learner.gradients.clip()
     gradients = {}
     for name, parameter in accelerator.unwrap_model(learner.policy).causal_lm.named_parameters():

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from gloo_ranks import FSDP2_ENVIRONMENT, ZERO3_ENVIRONMENT, needs_deepspeed, run_ranks
-from rank_work import write_gradient
+from rank_work import refuse_a_bad_gradient, write_gradient
 from tiny_model import run_config, write_tiny_model
 
 OFFLOADED = {**FSDP2_ENVIRONMENT, "FSDP_OFFLOAD_PARAMS": "true"}
@@ -103,3 +103,27 @@ def test_activations_that_are_not_kept_change_no_gradient_on_two_ranks(
         if not name.startswith(("metric.", "held.")):
             difference = (found[name] - expected).norm() / expected.norm()
             assert difference < 1e-6, f"{name}: {difference:g}"
+
+
+@pytest.mark.parametrize(
+    ("train", "environment"),
+    [
+        pytest.param({}, FSDP2_ENVIRONMENT, id="data"),
+        pytest.param({"tp_size": 2}, FSDP2_ENVIRONMENT, id="tensor"),
+        pytest.param({"cp_size": 2}, FSDP2_ENVIRONMENT, id="context"),
+        pytest.param({}, ZERO3_ENVIRONMENT, id="ZeRO-3", marks=needs_deepspeed),
+    ],
+)
+def test_a_gradient_that_overflows_on_one_rank_changes_no_weight_on_any(
+    tmp_path: Path, start: Path, free_port: int, train: dict[str, Any], environment: dict[str, str]
+) -> None:
+    config = run_config(tmp_path, model_dir=start, train={"max_tokens": 48, **train})
+
+    run_ranks(
+        refuse_a_bad_gradient,
+        config.model_dump(mode="json"),
+        num_ranks=2,
+        port=free_port,
+        scratch=tmp_path / "ranks",
+        environment=environment,
+    )

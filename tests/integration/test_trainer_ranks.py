@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import trainer_process
 from agentrl.config.sections import RunConfig
 from agentrl.train.loop import train
-from gloo_ranks import run_ranks
+from gloo_ranks import FSDP2_ENVIRONMENT, ZERO3_ENVIRONMENT, needs_deepspeed, run_ranks
 from rank_work import settle_groups, train_on_mongo
 from tiny_model import run_config, write_tiny_model
 
@@ -104,11 +104,24 @@ def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("settings", "environment"),
+    [
+        pytest.param({}, FSDP2_ENVIRONMENT, id="FSDP2"),
+        pytest.param({"tp_size": 2}, FSDP2_ENVIRONMENT, id="tensor parallel"),
+        pytest.param({}, ZERO3_ENVIRONMENT, id="ZeRO-3", marks=needs_deepspeed),
+    ],
+)
 def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
-    tmp_path: Path, mongo_uri: str, database_name: str, free_port: int
+    tmp_path: Path,
+    mongo_uri: str,
+    database_name: str,
+    free_port: int,
+    settings: dict[str, int],
+    environment: dict[str, str],
 ) -> None:
     torch.set_num_threads(1)
-    start = write_tiny_model(tmp_path / "start")
+    start = write_tiny_model(tmp_path / "start", num_key_value_heads=2)
     for suffix in ("_one", "_two"):
         asyncio.run(settle_groups(mongo_uri, database_name + suffix, 2))
     alone = ranks_config(tmp_path / "one", start, max_steps=1)
@@ -119,7 +132,12 @@ def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
     )
 
     sharded = ranks_config(tmp_path / "two", start, max_steps=1)
-    sharded = sharded.model_copy(update={"model": sharded.model.model_copy(update={"bf16": True})})
+    sharded = sharded.model_copy(
+        update={
+            "model": sharded.model.model_copy(update={"bf16": True}),
+            "train": sharded.train.model_copy(update=settings),
+        }
+    )
     run_ranks(
         train_on_mongo,
         sharded.model_dump(mode="json"),
@@ -128,6 +146,7 @@ def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
         num_ranks=2,
         port=free_port,
         scratch=tmp_path / "ranks",
+        environment=environment,
     )
 
     (one,), (two,) = read_metrics(alone), read_metrics(sharded)
