@@ -12,6 +12,7 @@ from rank_work import refuse_a_bad_gradient, write_gradient
 from tiny_model import run_config, write_tiny_model
 
 OFFLOADED = {**FSDP2_ENVIRONMENT, "FSDP_OFFLOAD_PARAMS": "true"}
+ZERO3_OFFLOADED = {**ZERO3_ENVIRONMENT, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}
 # number of ranks, settings, what the launcher says, into how many pieces the weights are split
 ARRANGEMENTS: dict[str, tuple[int, dict[str, Any], dict[str, str], int]] = {
     "data 2": (2, {}, FSDP2_ENVIRONMENT, 2),
@@ -59,6 +60,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, start: Path) -> dict[str, to
         *(pytest.param(arrangement, id=name) for name, arrangement in ARRANGEMENTS.items()),
         pytest.param((2, {}, ZERO3_ENVIRONMENT, 2), id="ZeRO-3 on 2", marks=needs_deepspeed),
         pytest.param((4, {}, ZERO3_ENVIRONMENT, 4), id="ZeRO-3 on 4", marks=needs_deepspeed),
+        pytest.param((2, {}, ZERO3_OFFLOADED, 2), id="ZeRO-3, optimizer in CPU memory", marks=needs_deepspeed),
     ],
 )
 def test_an_arrangement_of_ranks_has_the_gradient_and_the_numbers_of_one_process(

@@ -20,12 +20,14 @@ from gloo_ranks import FSDP2_ENVIRONMENT, ZERO3_ENVIRONMENT, needs_deepspeed, ru
 from rank_work import settle_groups, train_on_mongo
 from tiny_model import run_config, write_tiny_model
 
+ZERO3_CONFIG = Path(__file__).parents[2] / "assets" / "deepspeed_zero3.yml"
 FSDP2_CONFIG = Path(__file__).parents[2] / "assets" / "fsdp2_dst.yml"
 LAUNCH_TIMEOUT_S = 110.0
 CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "CUDA_VISIBLE_DEVICES": "",
+    "DS_ACCELERATOR": "cpu",
 }
 
 
@@ -40,12 +42,14 @@ def ranks_config(base: Path, start: Path, *, max_steps: int) -> RunConfig:
     )
 
 
-def launch_two_ranks(config: RunConfig, uri: str, database: str, *, port: int) -> None:
+def launch_two_ranks(
+    config: RunConfig, uri: str, database: str, *, port: int, accelerate_config: Path = FSDP2_CONFIG
+) -> None:
     spec = {"config": config.model_dump(mode="json"), "uri": uri, "database": database, "kill_at": None}
     path = config.run.output_dir / "spec.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(spec))
-    arguments = ["--config_file", str(FSDP2_CONFIG), "--num_processes", "2", "--main_process_port", str(port)]
+    arguments = ["--config_file", str(accelerate_config), "--num_processes", "2", "--main_process_port", str(port)]
     process = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", *arguments, trainer_process.__file__, str(path)],
         env={**os.environ, **CHILD_ENVIRONMENT},
@@ -158,3 +162,27 @@ def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
     masters = load_file(sharded.run.run_dir / "checkpoints" / "step_1" / "model.safetensors")
     assert {weight.dtype for weight in served.values()} == {torch.bfloat16}
     assert {weight.dtype for weight in masters.values()} == {torch.float32}
+
+
+@needs_deepspeed
+@pytest.mark.timeout(300)
+def test_ranks_launched_for_deepspeed_make_the_steps_of_one_process(
+    tmp_path: Path, mongo_uri: str, database_name: str, free_port: int
+) -> None:
+    torch.set_num_threads(1)
+    start = write_tiny_model(tmp_path / "start")
+    for suffix in ("_one", "_two"):
+        asyncio.run(settle_groups(mongo_uri, database_name + suffix, 4))
+    alone = ranks_config(tmp_path / "one", start, max_steps=2)
+    train(
+        alone,
+        open_store=trainer_process.mongo_opener(mongo_uri, database_name + "_one"),
+        sinks=trainer_process.jsonl_sinks(alone),
+    )
+
+    sharded = ranks_config(tmp_path / "two", start, max_steps=2)
+    launch_two_ranks(sharded, mongo_uri, database_name + "_two", port=free_port, accelerate_config=ZERO3_CONFIG)
+
+    assert (sharded.run.run_dir / "checkpoints" / "step_2" / "optimizer" / "zero3.safetensors").is_file()
+    expected, weights = (load_file(config.run.run_dir / "final" / "model.safetensors") for config in (alone, sharded))
+    assert max((weights[name] - weight).abs().max().item() for name, weight in expected.items()) <= 1e-6
