@@ -24,6 +24,7 @@ def check_inputs(config: RunConfig) -> None:
         from agentrl.algo.losses import policy_term  # loads torch: only where a file of the user's needs it
 
         policy_term(config.loss)
+    _check_ranks(config)
     if config.is_supervised:
         return
     load_server_configs(config.tools)
@@ -33,6 +34,15 @@ def check_inputs(config: RunConfig) -> None:
         read_task_file(config, "train_file")
     if config.run.eval_file is not None and not is_made_by_profile(config, "eval_file"):
         read_task_file(config, "eval_file")
+
+
+def _check_ranks(config: RunConfig) -> None:
+    train = config.train
+    if train.num_processes % (train.tp_size * train.cp_size):
+        raise ConfigError(
+            f"num_processes = {train.num_processes}: needs a multiple of tp_size x cp_size = {train.tp_size} x "
+            f"{train.cp_size}"
+        )
 
 
 def _check_model(config: RunConfig) -> None:

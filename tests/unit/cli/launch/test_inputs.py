@@ -61,6 +61,10 @@ def test_what_is_missing_is_named_before_anything_is_started(folder, lost, messa
         (["--mcp_config", "nowhere.json"], "nowhere.json"),
         (["--accelerate_config", "nowhere.yml"], "accelerate_config = nowhere.yml: there is no such file"),
         (["--loss_module", "nowhere.py"], "loss_module = nowhere.py: cannot be read"),
+        (
+            ["--tp_size", "2", "--num_processes", "3"],
+            "num_processes = 3: needs a multiple of tp_size x cp_size = 2 x 1",
+        ),
         (["--scorer_module", "nowhere.py"], "scorer_module = 'nowhere.py' cannot be imported"),
     ],
 )
