@@ -74,7 +74,11 @@ def measure(shape: Shape, chunk_size: int | None, gradients: Path) -> tuple[int,
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=compute, args=(shape, chunk_size, gradients, sender))
     process.start()
-    extra_bytes, seconds = receiver.recv()
+    sender.close()  # so that a child killed for its memory ends the wait
+    try:
+        extra_bytes, seconds = receiver.recv()
+    except EOFError:
+        raise SystemExit(f"chunk size {chunk_size}: the process died, probably for lack of memory") from None
     process.join()
     expected, found = (torch.load(path) for path in (gradients.with_name("None.pt"), gradients))
     differences = [float((a - b).norm() / a.norm()) for a, b in zip(expected, found, strict=True)]

@@ -1,10 +1,10 @@
 """Configuration: one pydantic model per section, all in `RunConfig`. No torch, no I/O but reading the file given."""
 
+from agentrl.config.model_section import ModelConfig
 from agentrl.config.sections import (
     AlgoConfig,
     InferenceConfig,
     LossConfig,
-    ModelConfig,
     RolloutConfig,
     RunConfig,
     RunSection,

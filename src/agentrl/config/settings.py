@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.sections import RunConfig, Section
+from agentrl.config.section import Section
+from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError
 
 _NONE_WORDS = frozenset({"none", "null", ""})

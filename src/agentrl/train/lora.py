@@ -19,7 +19,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from agentrl.config.sections import ModelConfig
+from agentrl.config.model_section import ModelConfig
 from agentrl.errors import ConfigError, UnavailableError
 
 ADAPTER_FILE = "adapter_model.safetensors"
