@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.loss import LossConfig as LossConfig
-from agentrl.config.section import Section as Section
 from agentrl.config.model_section import ModelConfig as ModelConfig
+from agentrl.config.section import Section as Section
 
 SAMPLING_BOUNDS = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31 - 1), "min_p": (0, 1)}
 
