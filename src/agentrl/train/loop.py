@@ -136,8 +136,9 @@ def whiten(session: Session, passes: Sequence[PassBatch]) -> tuple[list[PassBatc
     if is_supervised(session.config) or not session.config.algo.is_whitened_per_step:
         return list(passes), {}
     accelerator = session.accelerator
+    share = float(session.ranks.counts)  # of ranks with the same rows, one adds them
     return whitened(
-        passes, sum_over_ranks=lambda sums: accelerator.reduce(sums.to(accelerator.device), reduction="sum")
+        passes, sum_over_ranks=lambda sums: accelerator.reduce(sums.to(accelerator.device) * share, reduction="sum")
     )
 
 

@@ -13,9 +13,11 @@ from agentrl.config.sections import LossConfig, TrainConfig
 from agentrl.errors import ConfigError
 from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.forward import Learner
+from agentrl.train.gradients import TorchGradients
 from agentrl.train.loss_inputs import StepSize
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import build_optimizer
+from agentrl.train.parallel import Ranks
 from agentrl.train.whatif import Comparison, NamedLoss, compare_losses
 from agentrl.types import DBRecordData
 from tiny_model import random_row, tiny_qwen3
@@ -70,7 +72,8 @@ def test_a_replay_has_the_loss_and_gradient_norm_of_the_trainer(loss: LossConfig
         optimizer=optimizer,
         reference=reference(),
         loss=loss,
-        max_grad_norm=1.0,
+        gradients=TorchGradients(accelerator, policy=trained, optimizer=optimizer, ranks=Ranks(), max_norm=1.0),
+        ranks=Ranks(),
     )
     tally = learner.forward_backward(copy.deepcopy(passes), size=size, policy_version=0)
     norm = learner.update(passes, size=size, learning_rate=1e-3)
