@@ -19,8 +19,9 @@ from agentrl.store import open_store
 from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.distribution import start_accelerator
 from agentrl.train.export import model_state
-from agentrl.train.forward import Learner, StepSize
+from agentrl.train.forward import Learner
 from agentrl.train.loop import train
+from agentrl.train.loss_inputs import StepSize
 from agentrl.train.parallel import arrange_ranks
 from agentrl.train.planner import forward_passes
 from agentrl.train.session import load_learner
