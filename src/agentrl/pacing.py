@@ -13,6 +13,13 @@ from typing import Final
 IDLE_POLL_S: Final = 1.3  # seconds per command of a look
 _GROWTH: Final = 1.5
 _QUIET_SHARE: Final = 1 / 30
+_SHORTEST_SILENCE_S: Final = 15.0
+_MISSED_HEARTBEATS: Final = 3
+
+
+def longest_silence_s(heartbeat_s: float) -> float:
+    """Seconds without a heartbeat after which an inference service is left alone."""
+    return max(_SHORTEST_SILENCE_S, _MISSED_HEARTBEATS * heartbeat_s)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -61,6 +61,7 @@ class ServiceStatus(StrEnum):
     """Whether an inference service may be used."""
 
     UP = "UP"
+    DRAINING = "DRAINING"  # finishes the groups it works on, takes no new ones
     DOWN = "DOWN"
     QUARANTINED = "QUARANTINED"  # its canaries deviate: like DOWN, and what it sampled lately is not trained
 

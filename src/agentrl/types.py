@@ -1,8 +1,7 @@
 """The nouns of AgentRL (docs/architecture.md, vocabulary) as frozen values. Pure: no I/O, no torch, no database.
 
 A Task is one problem; its `num_generations` Records are the group. A Record is a list of Turns; a Turn is one model
-completion and the tool results that answered it, each stored as one DispatchedSamplingTask. A settled group becomes
-DBRecordData rows (training sequences), and a TrainStep says which rows trained which optimizer step.
+completion and its tool results, each stored as one DispatchedSamplingTask. A settled group becomes DBRecordData rows.
 """
 
 from __future__ import annotations

@@ -113,15 +113,22 @@ async def open_run_store(
     `must_exist` a run that is not there is an UnavailableError, and is not created by looking. `outlasts_until`: see
     `prepared_store`.
     """
-    needs_server = (may_start or may_create) and config.store.db_connection_string is None
-    if may_create:
-        database_dir(config).mkdir(parents=True, exist_ok=True)
-    with _embedded_while_needed(config) if needs_server else nullcontext():
+    with open_database_server(config, may_start=may_start, may_create=may_create):
         store = await prepared_store(config, must_exist=must_exist, outlasts_until=outlasts_until)
         try:
             yield store
         finally:
             await store.close()
+
+
+@contextmanager
+def open_database_server(config: RunConfig, *, may_start: bool, may_create: bool) -> Iterator[None]:
+    """The embedded database for the length of the body, if one is needed; see `open_run_store`."""
+    needs_server = (may_start or may_create) and config.store.db_connection_string is None
+    if may_create:
+        database_dir(config).mkdir(parents=True, exist_ok=True)
+    with _embedded_while_needed(config) if needs_server else nullcontext():
+        yield
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from agentrl.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR
 from agentrl.cli.invocation import UsageParser, parse_invocation
 from agentrl.config.secrets import SETTINGS_WITH_SECRETS, masked, require_secrets
+from agentrl.config.sections import RunSection
 from agentrl.errors import AgentRLError, DatabaseUnavailableError, StoppedByAlarmError, ToolServerError, UserError
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Command:
     module: str
     summary: str
     needs_run_name: bool = True
+    serves_fleets: bool = False  # it works for fleet_name instead of a run
     uses_stored_config: bool = True
     default_profile: str | None = None  # of a new run that names no model
     secrets: Set[str] = frozenset({"db_connection_string"})  # settings that it uses in full
@@ -62,11 +64,17 @@ COMMANDS = {
         needs_run_name=False,
     ),
     "train": Command(module="agentrl.cli.train", summary="The trainer process."),
-    "sample": Command(module="agentrl.cli.sample", summary="A sampler process.", secrets=SETTINGS_WITH_SECRETS),
+    "sample": Command(
+        module="agentrl.cli.sample", summary="A sampler process.", serves_fleets=True, secrets=SETTINGS_WITH_SECRETS
+    ),
     "serve": Command(
         module="agentrl.cli.serve",
         summary="The inference service.",
+        serves_fleets=True,
         secrets=frozenset({"db_connection_string", "inference_url"}),
+    ),
+    "fleet": Command(
+        module="agentrl.cli.fleet", summary="Runs that share samplers and services.", needs_run_name=False
     ),
     "db": Command(module="agentrl.cli.database", summary="The embedded database.", needs_run_name=False),
     "chaos": Command(
@@ -154,14 +162,24 @@ def _dispatch(tokens: list[str]) -> int:
         default_profile=command.default_profile,
         own_flags=command.own_flags,
     )
-    if command.needs_run_name and "run_name" not in invocation.config.run.model_fields_set:
-        parser.error("RUN_NAME is missing")
+    _check_names(invocation.config.run, command=command, parser=parser)
     if invocation.arguments.dry_run:
         sys.stdout.write(json.dumps(masked(invocation.config), indent=2) + "\n")
         return 0
     require_secrets(invocation.config, command.secrets)
     code: int = module.run(invocation)
     return code
+
+
+def _check_names(run: RunSection, *, command: Command, parser: argparse.ArgumentParser) -> None:
+    """Refuse a call that does not say which run, or which fleet, it is about, or says both."""
+    has_run_name = "run_name" in run.model_fields_set
+    if run.fleet_name is not None and not command.serves_fleets:
+        parser.error("fleet_name is for sample and serve; this command is about one run")
+    if run.fleet_name is not None and has_run_name:
+        parser.error(f"run_name = {run.run_name} and fleet_name = {run.fleet_name} are both given; choose one")
+    if command.needs_run_name and not has_run_name and run.fleet_name is None:
+        parser.error("RUN_NAME is missing")
 
 
 def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:

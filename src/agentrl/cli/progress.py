@@ -49,6 +49,7 @@ class ProgressReader:
             workers=self._workers,
             services=self._services,
             num_restarts=num_restarts,
+            sampling_stopped=await self.store.sampling_stop(),
         )
 
     async def _read_fleet(self) -> None:

@@ -1,4 +1,4 @@
-"""`agentrl sample RUN_NAME`: one sampler process. Starts without torch."""
+"""`agentrl sample RUN_NAME`, or `--fleet_name FLEET`: one sampler process. Starts without torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 
 from agentrl.chat import ChatFormat
 from agentrl.cli.connect import open_run_store
+from agentrl.cli.fleet_connect import member_config, open_fleet
 from agentrl.cli.invocation import Invocation
 from agentrl.cli.service import run_service
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.fleets import FleetRun
 from agentrl.inference import RoutedClient
+from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
+from agentrl.rollout.fleet import run_fleet_sampler
+from agentrl.rollout.membership import RunParts
 from agentrl.rollout.worker import run_sampler
 from agentrl.scoring import load_scorers
 from agentrl.tools import open_toolbox
-
-HEARTBEAT_TIMEOUT_S = 15.0
-MISSED_HEARTBEATS = 3  # a service that is silent for so many is left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,9 @@ async def open_rollout_parts(
         toolbox = await open_toolbox(config.tools)
         client = RoutedClient(
             store,
+            run_name=config.run.run_name,
             vocab_size=chat.vocab_size,
-            heartbeat_timeout_s=max(HEARTBEAT_TIMEOUT_S, MISSED_HEARTBEATS * config.store.heartbeat_s),
+            heartbeat_timeout_s=longest_silence_s(config.store.heartbeat_s),
         )
         try:
             yield RolloutParts(store=store, toolbox=toolbox, client=client, chat=chat)
@@ -64,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Sample until SIGTERM or Ctrl-C."""
     config = invocation.config
+    if config.run.fleet_name is not None:
+        return _run_fleet(config)
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
 
@@ -72,5 +77,26 @@ def run(invocation: Invocation) -> int:
             await run_sampler(
                 config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop
             )
+
+    return run_service(config, process_name="sampler", body=body)
+
+
+def _run_fleet(config: RunConfig) -> int:
+    """Sample for the runs of a fleet until SIGTERM or Ctrl-C."""
+
+    async def body(stop: asyncio.Event) -> None:
+        @asynccontextmanager
+        async def open_run(run: FleetRun) -> AsyncIterator[RunParts]:
+            of_run = member_config(run, process=config)
+            if of_run.rollout.scorer_module is not None:
+                load_scorers(of_run.rollout.scorer_module)
+            async with open_rollout_parts(of_run, outlasts_until=stop) as parts:
+                yield RunParts(
+                    config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat
+                )
+
+        async with open_fleet(config) as fleet:
+            max_records = config.rollout.max_concurrent_samples_per_process
+            await run_fleet_sampler(fleet, open_run=open_run, max_records=max_records, stop=stop)
 
     return run_service(config, process_name="sampler", body=body)

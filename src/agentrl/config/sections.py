@@ -25,6 +25,12 @@ class RunSection(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
         description="Name of the run = name of its database.",
     )
+    fleet_name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
+        description="`agentrl sample` and `agentrl serve`: work for the runs of this fleet instead of one run "
+        "(docs/fleet.md).",
+    )
     profile: str | None = Field(None, description="Named set of defaults, e.g. `laptop` (assets/profiles/).")
     output_dir: Path = Field(Path("output"), description="Checkpoints, policies and metrics go to OUTPUT_DIR/RUN_NAME.")
     log_dir: Path = Field(Path("logs/as"), description="Log files of every process: LOG_DIR/<run>_<process>_<n>.log.")
@@ -114,6 +120,12 @@ class InferenceConfig(Section):
     )
     canary_timeout_s: float = Field(
         20.0, gt=0, description="Seconds without an answer or any progress after which a service counts as hung."
+    )
+    fleet_dwell_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds a service of a fleet keeps a run's weights while another run waits for them, and again as "
+        "long at most for what still runs.",
     )
 
     @model_validator(mode="after")

@@ -78,7 +78,8 @@ def new_session() -> aiohttp.ClientSession:
 class EngineClient:
     """Talks to the service at `base_url`. `timeout_s` bounds each control call; generations bring their own deadline.
 
-    `vocab_size` bounds the ids that may be sent; left out, it is asked of the service once. A `session` given by the
+    `run_name` says whose tokens are asked for where one service serves several runs. `vocab_size` bounds the ids that
+    may be sent; left out, it is asked of the service once. A `session` given by the
     caller is shared and stays open on close.
     """
 
@@ -87,11 +88,13 @@ class EngineClient:
         base_url: str,
         *,
         timeout_s: float = 60.0,
+        run_name: str | None = None,
         vocab_size: int | None = None,
         session: aiohttp.ClientSession | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
+        self._run_name = run_name
         self._vocab_size = vocab_size
         self._vocab_known = vocab_size is not None
         self._session = session
@@ -136,7 +139,7 @@ class EngineClient:
             if error.kind is EngineErrorKind.TIMEOUT:
                 self._abort_in_background(request.rid)
             raise
-        return parse_reply(body, request=request, service_id=service_id or self.base_url)
+        return parse_reply(body, request=request, service_id=service_id or self.base_url, run_name=self._run_name)
 
     async def score_prompt(self, input_ids: Sequence[int], *, rid: str, timeout_s: float) -> PromptScore:
         """Log-probs of a prompt under the served weights, computed anew: nothing of it comes from the prefix cache.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import EngineError, EngineErrorKind
+from agentrl.fleets import read_weight_label
 from agentrl.types import GenerateReply, GenerateRequest, VersionSpan
 
 _NAN_STOP = "NaN happened"
@@ -66,20 +67,29 @@ def check_input_ids(input_ids: Sequence[int], *, vocab_size: int | None) -> None
     )
 
 
-def parse_version(label: Any) -> int:
-    """Policy version of a weight label. The registrar sets labels to the decimal version.
+def parse_version(label: Any, *, run_name: str | None = None) -> int:
+    """Policy version of a weight label: the decimal version, or in a fleet the versions of the runs that are served.
 
-    Raises EngineError(OVERLOADED, worth a retry) for another label: no registrar has taken that service over yet.
+    Raises EngineError(OVERLOADED, worth a retry) for another label: no registrar has taken that service over yet, or
+    the weights are those of other runs.
     """
     if isinstance(label, str) and label.isascii() and label.isdigit():
         return int(label)
+    versions = read_weight_label(label) if isinstance(label, str) else None
+    if versions is not None:
+        if run_name in versions:
+            return versions[run_name]
+        raise EngineError(
+            f"weights {label!r} are not those of run {run_name}: the service serves other runs now",
+            kind=EngineErrorKind.OVERLOADED,
+        )
     raise EngineError(
         f"weight version {label!r} is no policy version: the service was not loaded by a registrar (yet)",
         kind=EngineErrorKind.OVERLOADED,
     )
 
 
-def parse_spans(meta: Mapping[str, Any], *, num_tokens: int) -> tuple[VersionSpan, ...]:
+def parse_spans(meta: Mapping[str, Any], *, num_tokens: int, run_name: str | None = None) -> tuple[VersionSpan, ...]:
     """Spans of policy versions that cover `num_tokens` output tokens without gaps.
 
     Servers without `weight_versions` give one span of `weight_version`. Raises EngineError(INVALID_SAMPLE) on gaps.
@@ -89,31 +99,37 @@ def parse_spans(meta: Mapping[str, Any], *, num_tokens: int) -> tuple[VersionSpa
         raw = [{"version": meta.get("weight_version"), "start": 0, "end": num_tokens}]
     spans: list[VersionSpan] = []
     position = 0
+    label = None
     for item in raw:
         start, end = int(item["start"]), int(item["end"])
         if start != position or end < start:
             raise _invalid(f"weight_versions {raw} do not join at token {position}")
         position = end
-        if end > start:
-            spans.append(VersionSpan(version=parse_version(item["version"]), start=start, end=end))
+        if end == start:
+            continue
+        version = parse_version(item["version"], run_name=run_name)
+        if spans and spans[-1].version == version and item["version"] != label:  # another run joined these weights
+            start = spans.pop().start
+        label = item["version"]
+        spans.append(VersionSpan(version=version, start=start, end=end))
     if position != num_tokens:
         raise _invalid(f"weight_versions end at {position} but there are {num_tokens} output tokens")
     return tuple(spans)
 
 
-def parse_reply(body: Any, *, request: GenerateRequest, service_id: str) -> GenerateReply:
+def parse_reply(body: Any, *, request: GenerateRequest, service_id: str, run_name: str | None = None) -> GenerateReply:
     """Check a 200 body of /generate and turn it into a GenerateReply.
 
     Raises EngineError: ABORTED when the engine stopped the generation (its partial output is dropped),
     INVALID_SAMPLE for NaN stops and for anything that does not line up.
     """
     try:
-        return _parse_reply(body, request=request, service_id=service_id)
+        return _parse_reply(body, request=request, service_id=service_id, run_name=run_name)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise _invalid(f"/generate returned a malformed body ({error!r}): {str(body)[:200]}") from error
 
 
-def _parse_reply(body: Any, *, request: GenerateRequest, service_id: str) -> GenerateReply:
+def _parse_reply(body: Any, *, request: GenerateRequest, service_id: str, run_name: str | None) -> GenerateReply:
     meta = body["meta_info"]
     finish = meta["finish_reason"]
     if finish["type"] == "abort":
@@ -132,7 +148,7 @@ def _parse_reply(body: Any, *, request: GenerateRequest, service_id: str) -> Gen
     return GenerateReply(
         output_ids=output_ids,
         logprobs=_parse_logprobs(meta["output_token_logprobs"], output_ids=output_ids, rid=request.rid),
-        version_spans=parse_spans(meta, num_tokens=len(output_ids)),
+        version_spans=parse_spans(meta, num_tokens=len(output_ids), run_name=run_name),
         finish_reason=finish["type"],
         service_id=service_id,
         num_cached_tokens=int(meta.get("cached_tokens") or 0),

@@ -3,7 +3,7 @@
     request -> service of its session (prefix cache), else the least loaded one
             -> failed in a way that may pass, or aborted (weight update, restart)?  back off, choose again
             -> could not be reached?  not chosen again before its next heartbeat
-            -> nothing UP?  wait for one
+            -> nothing UP?  wait for one; a DRAINING one is there for the sessions it had
             -> until request.deadline_s is over; then EngineError
 
 The fleet listing is read about once a second, and again after a failure. Heartbeats are judged by the database clock.
@@ -38,7 +38,7 @@ _LISTING_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listing:
-    """Services that were UP and fresh at `read_at` (monotonic seconds), and our own share of their load then."""
+    """What was UP or DRAINING, and fresh, at `read_at` (monotonic seconds), and our own share of their load then."""
 
     services: tuple[InferenceService, ...]
     read_at: float
@@ -48,20 +48,23 @@ class _Listing:
 class RoutedClient:
     """Completions from whatever service of the fleet can give them; safe for many concurrent callers of one loop.
 
-    A service counts while its heartbeat is younger than `heartbeat_timeout_s`. `vocab_size` bounds the ids sent; left
-    out, each service is asked.
+    A service counts while its heartbeat is younger than `heartbeat_timeout_s`. `run_name` is needed where services of a
+    fleet serve several runs: tokens sampled from the weights of others are refused. `vocab_size` bounds the ids sent;
+    left out, each service is asked.
     """
 
     def __init__(
         self,
         fleet: FleetStore,
         *,
+        run_name: str | None = None,
         vocab_size: int | None = None,
         heartbeat_timeout_s: float = 15.0,
         refresh_s: float = 1.0,
         rng: random.Random | None = None,
     ) -> None:
         self._fleet = fleet
+        self._run_name = run_name
         self._vocab_size = vocab_size
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._refresh_s = refresh_s
@@ -139,11 +142,12 @@ class RoutedClient:
     async def _choose(self, session: str) -> InferenceService | None:
         """The session's service while it lasts, else the least loaded one; None when nothing is UP."""
         services = [service for service in await self._services() if self._may_be_tried(service)]
-        if not services:
-            return None
         sticky_id = self._sticky.get(session) if session else None
         chosen = next((service for service in services if service.id == sticky_id), None)
         if chosen is None:
+            services = [service for service in services if service.status is ServiceStatus.UP]
+            if not services:
+                return None
             chosen = min(services, key=lambda service: (self._load_of(service), self._rng.random()))
         if session:
             self._sticky[session] = chosen.id
@@ -182,7 +186,7 @@ class RoutedClient:
         fresh = [
             service
             for service in services
-            if service.status is ServiceStatus.UP
+            if service.status in {ServiceStatus.UP, ServiceStatus.DRAINING}
             and service.heartbeat_at is not None
             and (server_time - service.heartbeat_at).total_seconds() < self._heartbeat_timeout_s
         ]
@@ -204,6 +208,8 @@ class RoutedClient:
             self._session = new_session()
         client = self._clients.get(service.base_url)
         if client is None:
-            client = EngineClient(service.base_url, vocab_size=self._vocab_size, session=self._session)
+            client = EngineClient(
+                service.base_url, run_name=self._run_name, vocab_size=self._vocab_size, session=self._session
+            )
             self._clients[service.base_url] = client
         return client

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -21,8 +21,11 @@ from agentrl.config.sections import InferenceConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind, UnavailableError
 from agentrl.inference.canary import CanarySettings
 from agentrl.inference.client import EngineClient
+from agentrl.inference.fleet_registrar import run_fleet_registrar
+from agentrl.inference.fleet_view import FleetReader, OpenRunStore
 from agentrl.inference.registrar import run_registrar
-from agentrl.protocols import FleetStore
+from agentrl.pacing import longest_silence_s
+from agentrl.protocols import FleetRunStore, FleetStore
 
 if TYPE_CHECKING:
     from agentrl.inference.engine import Engine
@@ -31,47 +34,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+UNREGISTERED = "default"
 _SHUTDOWN_S = 5.0
 _CONTROL_TIMEOUT_S = 30.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ANY_ADDRESS = {"0.0.0.0", "::", ""}
 
 
+class Register(Protocol):
+    """Runs the registrar of one service until `stop` is set."""
+
+    async def __call__(self, client: EngineClient, *, service_id: str, engine: str, stop: asyncio.Event) -> None:
+        """Mark the service UP and DOWN as is true, and load what is published."""
+        ...
+
+
 async def serve(config: RunConfig, fleet: FleetStore) -> None:
-    """Serve until SIGTERM, SIGINT or cancellation; services are marked DOWN on the way out.
+    """Serve one run until SIGTERM, SIGINT or cancellation; services are marked DOWN on the way out.
 
     Raises UnavailableError for a port in use or a model directory that cannot be served, EngineError if the embedded
     engine breaks (the process should then be started again).
     """
-    stop = asyncio.Event()
-    with _stop_on_signals(stop):
-        if config.inference.inference_url:
-            await _attach(config, fleet, stop=stop)
-        else:
-            await _serve_embedded(config, fleet, stop=stop)
 
-
-async def _attach(config: RunConfig, fleet: FleetStore, *, stop: asyncio.Event) -> None:
-    urls = [url.strip() for url in (config.inference.inference_url or "").split(",") if url.strip()]
-    async with asyncio.TaskGroup() as group:
-        for url in urls:
-            registrar = _register(
-                url, fleet, config=config, service_id=url, engine="sglang", stop=stop, num_registrars=len(urls)
-            )
-            group.create_task(registrar)
-
-
-async def _register(
-    url: str,
-    fleet: FleetStore,
-    *,
-    config: RunConfig,
-    service_id: str,
-    engine: str,
-    stop: asyncio.Event,
-    num_registrars: int,
-) -> None:
-    async with EngineClient(url, timeout_s=_CONTROL_TIMEOUT_S) as client:
+    async def register(client: EngineClient, *, service_id: str, engine: str, stop: asyncio.Event) -> None:
         await run_registrar(
             client,
             fleet,
@@ -85,11 +70,56 @@ async def _register(
                 timeout_s=config.inference.canary_timeout_s,
             ),
             stop=stop,
-            num_registrars=num_registrars,
+            num_registrars=max(1, len(_urls(config))),
         )
 
+    await _serve(config, register)
 
-async def _serve_embedded(config: RunConfig, fleet: FleetStore, *, stop: asyncio.Event) -> None:
+
+async def serve_fleet(config: RunConfig, fleet: FleetRunStore, *, open_run_store: OpenRunStore) -> None:
+    """Serve the runs of a fleet, otherwise as `serve`. `open_run_store` gives the store of a run, by name."""
+
+    async def register(client: EngineClient, *, service_id: str, engine: str, stop: asyncio.Event) -> None:
+        timeout_s = longest_silence_s(config.store.heartbeat_s)
+        await run_fleet_registrar(
+            client,
+            FleetReader(fleet, open_run_store=open_run_store, heartbeat_timeout_s=timeout_s),
+            service_id=service_id,
+            engine=engine,
+            poll_s=config.inference.policy_poll_s,
+            heartbeat_s=config.store.heartbeat_s,
+            dwell_s=config.inference.fleet_dwell_s,
+            stop=stop,
+        )
+
+    await _serve(config, register)
+
+
+async def _serve(config: RunConfig, register: Register) -> None:
+    stop = asyncio.Event()
+    with _stop_on_signals(stop):
+        if config.inference.inference_url:
+            await _attach(config, register, stop=stop)
+        else:
+            await _serve_embedded(config, register, stop=stop)
+
+
+async def _attach(config: RunConfig, register: Register, *, stop: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as group:
+        for url in _urls(config):
+            group.create_task(_connected(register, url, service_id=url, engine="sglang", stop=stop))
+
+
+def _urls(config: RunConfig) -> list[str]:
+    return [url.strip() for url in (config.inference.inference_url or "").split(",") if url.strip()]
+
+
+async def _connected(register: Register, url: str, *, service_id: str, engine: str, stop: asyncio.Event) -> None:
+    async with EngineClient(url, timeout_s=_CONTROL_TIMEOUT_S) as client:
+        await register(client, service_id=service_id, engine=engine, stop=stop)
+
+
+async def _serve_embedded(config: RunConfig, register: Register, *, stop: asyncio.Event) -> None:
     listener = listen(config.inference)
     port = listener.getsockname()[1]
     host = config.inference.serve_host
@@ -108,9 +138,7 @@ async def _serve_embedded(config: RunConfig, fleet: FleetStore, *, stop: asyncio
         logger.info("embedded engine serves %s at %s", config.model.model_name_or_path, url)
         watching = asyncio.create_task(fail_when_stuck(engine))
         try:
-            await _register(
-                url, fleet, config=config, service_id=service_id, engine="embedded", stop=stop, num_registrars=1
-            )
+            await _connected(register, url, service_id=service_id, engine="embedded", stop=stop)
         finally:
             watching.cancel()
     if engine.failure is not None:
@@ -159,6 +187,8 @@ def _build_engine(config: RunConfig, service_id: str) -> tuple[Engine, Tokenizer
         max_running_requests=config.inference.max_running_requests,
         context_length=config.inference.context_length,
         num_threads=threads,
+        # Until its registrar says whose weights these are, no run of a fleet may count tokens as its own.
+        weight_version="0" if config.run.fleet_name is None else UNREGISTERED,
         # Services of one run must not draw the same random numbers.
         seed=zlib.crc32(f"{config.run.seed}/{service_id}".encode()),
     )

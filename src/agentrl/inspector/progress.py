@@ -33,6 +33,7 @@ class RunProgress:
     workers: tuple[Worker, ...]
     services: tuple[InferenceService, ...]
     num_restarts: int = 0
+    sampling_stopped: str | None = None  # why nothing more is sampled
 
     @property
     def step(self) -> int:
@@ -159,6 +160,8 @@ def _flow_line(progress: RunProgress) -> Text:
         parts.append(f"staleness {metrics['staleness_mean']:.2f} (max {metrics.get('staleness_max', 0.0):.0f})")
     if rate := _rate(progress):
         parts.append(rate)
+    if progress.sampling_stopped:
+        parts.append(f"stopped: {progress.sampling_stopped}")
     if progress.num_restarts:
         parts.append(f"{progress.num_restarts} restarts")
     return Text("sampling    " + " · ".join(parts))

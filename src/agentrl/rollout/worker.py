@@ -119,7 +119,7 @@ class SamplerWorker:
             await self._cancel_groups()
             try:
                 async with asyncio.timeout(GOODBYE_TIMEOUT_S):
-                    await self._give_back()
+                    await self._release_claims()
                     await self.store.put_worker(replace(self._describe(), num_running=0, phase="stopped"))
             except (StoreError, TimeoutError) as error:
                 logger.warning(
@@ -130,8 +130,8 @@ class SamplerWorker:
         """Claim and run groups while there is capacity, enqueueing new epochs as the queue runs dry."""
         pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while not stop.is_set():
-            self._collect()
-            counts = await self._look_over()
+            self.collect()
+            counts = await self.look_over()
             num_pending = counts.get(TaskStatus.PENDING, 0)
             admitted = self._admitted(num_outstanding=outstanding(counts))
             wants_more = admitted > 0 and (num_pending > 0 or self._has_next_epoch)
@@ -144,8 +144,8 @@ class SamplerWorker:
         stop = asyncio.Event()
         pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while True:
-            self._collect()
-            counts = await self._look_over()
+            self.collect()
+            counts = await self.look_over()
             num_pending = counts.get(TaskStatus.PENDING, 0)
             if not self.groups and not num_pending and not counts.get(TaskStatus.RUNNING, 0):
                 return
@@ -170,7 +170,7 @@ class SamplerWorker:
         most = max(1, rollout.max_concurrent_samples_per_process // rollout.num_generations)
         return most - len(self.groups)
 
-    async def _look_over(self) -> Mapping[TaskStatus, int]:
+    async def look_over(self) -> Mapping[TaskStatus, int]:
         """Count the split's Tasks, after expired claims went back to the queue."""
         look = await self.store.look_over_tasks(split=self.split)
         if look.reaped:
@@ -195,14 +195,14 @@ class SamplerWorker:
         """Claim up to `limit` Tasks, or enqueue the next epoch if none is pending; whether anything came of it."""
         if not await can_be_served(self.store, max_staleness=self.config.algo.max_staleness):
             return False
-        return await self.claim(limit) > 0 if num_pending else await self._refill()
+        return await self.claim(limit) > 0 if num_pending else await self.refill()
 
     @property
     def _has_next_epoch(self) -> bool:
         limit = self.config.rollout.num_train_epochs
         return limit is None or self.epoch + 1 < limit
 
-    async def _refill(self) -> bool:
+    async def refill(self) -> bool:
         """Enqueue the next epoch that is not there yet; whether anything was added."""
         while self._has_next_epoch:
             added = await self.store.enqueue_epoch(split=self.split, epoch=self.epoch + 1)
@@ -223,7 +223,7 @@ class SamplerWorker:
         finally:
             stopping.cancel()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Forget finished groups; an unexpected failure ends the process (others take its Tasks over)."""
         if self.heartbeat is not None and self.heartbeat.done():
             self.heartbeat.result()  # without heartbeats the claims would lapse: raise what ended it
@@ -257,13 +257,18 @@ class SamplerWorker:
             started_at=self.started_at,
         )
 
+    async def give_back(self) -> None:
+        """Stop what runs and return it to the queue; whoever claims it next continues from the last turn."""
+        await self._cancel_groups()
+        await self._release_claims()
+
     async def _cancel_groups(self) -> None:
         for _, group in self.groups.values():
             group.cancel()
         if self.groups:
             await asyncio.wait([group for _, group in self.groups.values()], timeout=CANCEL_GRACE_S)
 
-    async def _give_back(self) -> None:
+    async def _release_claims(self) -> None:
         """Release the claims of cancelled groups, so that others need not wait for the leases."""
         for claim, group in self.groups.values():
             if group.done() and (group.cancelled() or group.exception() is not None):

@@ -322,6 +322,10 @@ class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet):
         """See TrainStore.publish_policy."""
         self._policies[version.version] = replace(version, created_at=version.created_at or self._clock())
 
+    async def sampling_stop(self) -> str | None:
+        """See TrainStore.sampling_stop."""
+        return self._run.get("sampling_stopped")
+
     # --- ReadStore ----------------------------------------------------------------------------------------------
 
     async def get_run(self) -> Mapping[str, Any] | None:

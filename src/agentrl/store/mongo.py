@@ -200,6 +200,10 @@ class MongoStore:
         """See TrainStore.publish_policy."""
         await self._ledger.publish(version)
 
+    async def sampling_stop(self) -> str | None:
+        """See TrainStore.sampling_stop."""
+        return (await self._reader.get_run() or {}).get("sampling_stopped")
+
     # --- FleetStore ---------------------------------------------------------------------------------------------
 
     async def server_time(self) -> datetime:

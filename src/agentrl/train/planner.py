@@ -31,7 +31,7 @@ from agentrl.pacing import Pace
 from agentrl.train.feed import StoreFeed
 from agentrl.train.metrics import Report
 from agentrl.train.reuse import RETIRED, Reuse, is_stale
-from agentrl.types import GroupOutcome, SequenceSummary, SettledGroup, StepStatus, TrainStep
+from agentrl.types import GroupOutcome, SequenceSummary, SettledGroup, StepStatus, TaskStatus, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +217,7 @@ class StepPlanner:
         timeout_s = self._config.train.data_timeout_s
         deadline = time.monotonic() + timeout_s
         last_deadline = deadline + (SIGNAL_PATIENCE - 1) * timeout_s
+        over: str | None = None
         while True:
             asked_at = time.monotonic()
             settled = self._feed.call(lambda store: store.settled_groups(split=TRAIN_SPLIT, limit=limit))
@@ -233,6 +234,11 @@ class StepPlanner:
                 self._drop(unusable, step=step)
             if unusable and not NO_DATA.intersection(unusable.values()):  # fresh groups, only without signal
                 deadline = min(time.monotonic() + timeout_s, last_deadline)
+            if not unusable and over is not None:
+                raise UnavailableError(self._nothing_comes(step, num_groups=len(groups), reason=over))
+            over = self._sampling_is_over()
+            if not unusable and over is not None:
+                continue  # what settled just before counts
             if time.monotonic() > deadline:
                 raise UnavailableError(self._nothing_came(step, num_groups=0 if unusable else len(groups)))
             if unusable:
@@ -243,6 +249,21 @@ class StepPlanner:
                 num_seen = len(settled)
                 pace.reset()
             self._sleep(pace.pause())
+
+    def _sampling_is_over(self) -> str | None:
+        """Why no further group will settle, once sampling was stopped and none is running."""
+        reason = self._feed.call(lambda store: store.sampling_stop())
+        if reason is None:
+            return None
+        counts = self._feed.call(lambda store: store.count_tasks(split=TRAIN_SPLIT))
+        return None if counts.get(TaskStatus.RUNNING, 0) else reason
+
+    def _nothing_comes(self, step: int, *, num_groups: int, reason: str) -> str:
+        return (
+            f"step {step}: sampling was stopped: {reason}; {num_groups} of tasks_per_step = "
+            f"{self._config.algo.tasks_per_step} groups are settled and no more will be. Raise the budget "
+            "(agentrl fleet set) and start the trainer again, or use the run as it is"
+        )
 
     def _unusable(
         self, settled: Sequence[SettledGroup], groups: Sequence[SettledGroup], *, reuse: Reuse

@@ -215,3 +215,18 @@ def test_engines_that_tell_no_time_give_none() -> None:
     assert parse_reply(body(), request=REQUEST, service_id="s").engine_times is None
     timed = body(response_sent_to_client_ts=9.0, e2e_latency=2.0)
     assert parse_reply(timed, request=REQUEST, service_id="s").engine_times == (7.0, 9.0)
+
+
+def test_a_run_of_a_fleet_finds_its_own_version_in_the_label() -> None:
+    raw = [{"version": "a=3,b=7", "start": 0, "end": 2}, {"version": "a=3,b=7,c=0", "start": 2, "end": 4}]
+    raw.append({"version": "a=4", "start": 4, "end": 5})
+    spans = parse_spans({"weight_versions": raw}, num_tokens=5, run_name="a")
+    assert [(span.version, span.start, span.end) for span in spans] == [(3, 0, 4), (4, 4, 5)]
+
+
+@pytest.mark.parametrize("run_name", ["c", "", None])
+def test_tokens_under_a_label_that_does_not_name_the_run_are_refused(run_name: str | None) -> None:
+    raw = [{"version": "c=0,a=3", "start": 0, "end": 1}, {"version": "a=3,b=7", "start": 1, "end": 4}]
+    with pytest.raises(EngineError, match="serves other runs now") as caught:
+        parse_spans({"weight_versions": raw}, num_tokens=4, run_name=run_name)
+    assert caught.value.retryable

@@ -329,3 +329,21 @@ async def test_a_timeout_and_a_cancellation_abort_on_the_server(
     assert sorted(rid.rsplit("-", 1)[0] for rid in aborted) == ["gone", "slow"]
     for task in arrived:
         task.cancel()
+
+
+async def test_a_draining_service_finishes_its_sessions_and_gets_no_new_ones(
+    router: RoutedClient, fleet: MemoryStore, services: list[FakeService]
+) -> None:
+    first = await router.generate(ask("r1", session="old"))
+    index = int(first.service_id[1:])
+    await announce(fleet, first.service_id, services[index], status=ServiceStatus.DRAINING)
+    await asyncio.sleep(0.1)  # the listing is read again
+    assert (await router.generate(ask("r2", session="old"))).service_id == first.service_id
+    other = f"s{1 - index}"
+    assert {(await router.generate(ask(f"n{number}", session=f"new{number}"))).service_id for number in range(4)} == {
+        other
+    }
+    await announce(fleet, other, services[1 - index], status=ServiceStatus.DOWN)
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineError):
+        await router.generate(ask("r3", session="another", deadline_s=0.3))

@@ -124,3 +124,8 @@ def test_only_the_newest_alarms_are_shown():
     steps = [with_alarm(make_step(number, at_s=number), name=f"alarm_{number}") for number in range(1, 7)]
     shown = text_of(render_progress(make_progress(*steps)))
     assert [f"alarm_{number}" in shown for number in range(1, 7)] == [False] * 3 + [True] * 3
+
+
+def test_a_run_whose_sampling_was_stopped_says_why() -> None:
+    progress = replace(make_progress(), sampling_stopped="budget_tasks = 5 is used up")
+    assert "stopped: budget_tasks = 5 is used up" in text_of(render_progress(progress))
