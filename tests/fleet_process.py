@@ -18,6 +18,7 @@ from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.membership import RunParts
 from agentrl.store import open_fleet_runs, open_store
 from agentrl.tools import FunctionToolbox
+from agentrl.types import Recovery
 from fleet_world import SlowEngine
 from idle_trainer import add
 
@@ -33,7 +34,7 @@ async def _sample(uri: str, fleet_name: str, model_dir: Path, delay_s: float) ->
             yield RunParts(
                 config=RunConfig.model_validate(run.config),
                 store=store,
-                toolbox=FunctionToolbox([add]),
+                toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
                 client=SlowEngine(model_dir, delay_s=delay_s),
                 chat=ChatFormat.load(model_dir),
             )

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.fleets import FleetRun
-from agentrl.protocols import FleetRunStore, Store
+from agentrl.fleets import FleetRun, FleetRunStore
+from agentrl.protocols import Store
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.membership import RunParts
 from agentrl.tools import FunctionToolbox
-from agentrl.types import InferenceService, ServiceStatus, TaskStatus
+from agentrl.types import InferenceService, Recovery, ServiceStatus, TaskStatus
 from factories import make_task
 from idle_trainer import Solver, add
 from scripted_engine import ScriptedEngine
@@ -87,7 +87,7 @@ class FleetWorld:
         yield RunParts(
             config=self.configs[run.name],
             store=self.stores[run.name],
-            toolbox=FunctionToolbox([add]),
+            toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
             client=self.engines[run.name],
             chat=ChatFormat.load(self.model_dir),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 
 class FleetRunStatus(StrEnum):
@@ -69,6 +69,36 @@ class FleetRun:
         if self.budget_tokens is not None and self.num_tokens >= self.budget_tokens:
             return f"budget_tokens = {self.budget_tokens} is used up ({self.num_tokens} sampled)"
         return None
+
+
+class FleetRunStore(Protocol):
+    """The runs of a fleet. Users edit the same documents; each usage entry is written by one process only."""
+
+    async def put_fleet_run(self, run: FleetRun) -> None:
+        """Create a run's entry, or update what a user decides about it; usage and offset are left alone."""
+        ...
+
+    async def list_fleet_runs(self) -> list[FleetRun]:
+        """All runs, by name. An entry with impossible settings comes as paused, with the reason."""
+        ...
+
+    async def put_fleet_usage(self, run_name: str, *, member: str, usage: FleetUsage) -> None:
+        """What the process `member` (a name without dots) has used in all. Nothing happens if the run is gone."""
+        ...
+
+    async def raise_fleet_offset(self, run_name: str, *, offset: float) -> None:
+        """Set the run's offset unless it is higher already."""
+        ...
+
+    async def move_fleet_run(
+        self, run_name: str, *, source: FleetRunStatus, target: FleetRunStatus, reason: str
+    ) -> None:
+        """Give the run another status; one whose status is not `source` stays as it is."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect."""
+        ...
 
 
 def weight_label(versions: Mapping[str, int]) -> str:

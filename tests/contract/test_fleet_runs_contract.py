@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agentrl.errors import UnavailableError
-from agentrl.fleets import FleetRun, FleetRunStatus, FleetUsage
-from agentrl.protocols import FleetRunStore
+from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore, FleetUsage
 from agentrl.store import MemoryFleetRuns, MongoStore, open_fleet_runs
 from agentrl.store.fleet_runs import fleet_run_from_document
 from factories import make_task

@@ -11,9 +11,9 @@ from agentrl.algo.admission import groups_to_admit
 from agentrl.algo.placement import WeightSet, plan_services
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError, UnavailableError
-from agentrl.fleets import FleetRun, FleetRunStatus
+from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore
 from agentrl.inference.weight_identity import WeightIdentities
-from agentrl.protocols import FleetRunStore, Store
+from agentrl.protocols import Store
 from agentrl.types import InferenceService, ServiceStatus, TaskStatus
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,14 @@ from aiohttp import web
 
 from agentrl.config.sections import InferenceConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind, UnavailableError
+from agentrl.fleets import FleetRunStore
 from agentrl.inference.canary import CanarySettings
 from agentrl.inference.client import EngineClient
 from agentrl.inference.fleet_registrar import run_fleet_registrar
 from agentrl.inference.fleet_view import FleetReader, OpenRunStore
 from agentrl.inference.registrar import run_registrar
 from agentrl.pacing import longest_silence_s
-from agentrl.protocols import FleetRunStore, FleetStore
+from agentrl.protocols import FleetStore
 
 if TYPE_CHECKING:
     from agentrl.inference.engine import Engine

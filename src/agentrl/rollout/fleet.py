@@ -21,9 +21,8 @@ from uuid import uuid4
 
 from agentrl.algo.fair_share import Contender, choose_run, lifted
 from agentrl.errors import AgentRLError, StoreError, UserError
-from agentrl.fleets import FleetRun, FleetRunStatus, FleetUsage
+from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore, FleetUsage
 from agentrl.pacing import Pace
-from agentrl.protocols import FleetRunStore
 from agentrl.rollout.membership import Membership, RunParts, joined
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.worker import LONGEST_POLL_S, SHORTEST_POLL_S

@@ -17,9 +17,9 @@ from datetime import timedelta
 from agentrl.algo.admission import groups_to_admit
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.fleets import FleetUsage
+from agentrl.fleets import FleetRunStore, FleetUsage
 from agentrl.pacing import longest_silence_s
-from agentrl.protocols import FleetRunStore, GenerationClient, Store, Toolbox
+from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.rollout.worker import SamplerWorker, outstanding
 from agentrl.types import InferenceService, Record, ServiceStatus, TaskStatus, Turn

@@ -24,7 +24,7 @@ FLEET_RUN: Final = "FleetRun"
 
 
 class MongoFleetRuns:
-    """agentrl.protocols.FleetRunStore on MongoDB or the embedded server."""
+    """agentrl.fleets.FleetRunStore on MongoDB or the embedded server."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -8,7 +8,7 @@ from agentrl.fleets import FleetRun, FleetRunStatus, FleetUsage
 
 
 class MemoryFleetRuns:
-    """agentrl.protocols.FleetRunStore in a dictionary. Methods never suspend, so each is atomic."""
+    """agentrl.fleets.FleetRunStore in a dictionary. Methods never suspend, so each is atomic."""
 
     def __init__(self) -> None:
         self._runs: dict[str, FleetRun] = {}
