@@ -58,15 +58,20 @@ def prepared_step(config: RunConfig) -> Prepared:
         process_index=accelerator.process_index,
         device_type=accelerator.device.type,
     )
-    learner = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=None)
+    learner, rule = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=None)
     rows = {row.id: row for row in step_rows()}
     plan = forward_passes(
-        [row.summary for row in rows.values()], num_ranks=ranks.num_data, max_tokens=config.train.max_tokens
+        [[row.summary for row in rows.values()]],
+        num_ranks=ranks.num_data,
+        max_tokens=config.train.max_tokens,
+        rule=rule,
     )
     return Prepared(
         accelerator=accelerator,
         learner=learner,
-        passes=[build_pass([rows[row_id] for row_id in ids]) for ids in plan[ranks.data_rank]],
+        passes=[
+            build_pass([rows[row_id] for row_id in one.row_ids], layout=one.layout) for one in plan[ranks.data_rank]
+        ],
         size=StepSize(
             num_sequences=len(rows), num_trained_tokens=sum(int(row.loss_mask.sum()) for row in rows.values())
         ),
@@ -121,7 +126,7 @@ def write_gradient(config_values: dict[str, Any], path: Path) -> None:
 
 
 async def settle_groups(uri: str, database: str, count: int) -> None:
-    """Groups of three Records of unequal length, so that the ranks get unequal work."""
+    """Groups of three Records of unequal length, so that the ranks get unequal work; they share their first tokens."""
     store = open_store(uri, database=database)
     await store.prepare()
     rng = np.random.default_rng(21)
@@ -131,6 +136,8 @@ async def settle_groups(uri: str, database: str, count: int) -> None:
             random_row(f"{task.id}/g{g}/s0", rng=rng, version=0, task_id=task.id, advantage=(1.0, -0.5, -0.4)[g])
             for g in range(3)
         ]
+        for row in rows[1:]:
+            row.token_ids[:8] = rows[0].token_ids[:8]
         rewards = {f"{task.id}/g{g}": float(g == 0) for g in range(3)}
         settlement = GroupSettlement(task_id=task.id, outcome=GroupOutcome.TRAINABLE, rewards=rewards, advantages={})
         await store.insert_tasks([task])

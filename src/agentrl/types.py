@@ -261,6 +261,7 @@ class SequenceSummary:
     num_tokens: int
     num_trained_tokens: int
     min_policy_version: int
+    num_shared_tokens: int = 0  # leading tokens it has in common with the row before it in its group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentrl.algo.trie import summarise_group
 from agentrl.errors import StaleClaimError
 from agentrl.protocols import Store
 from agentrl.types import PolicyVersion, Record, StepStatus, TaskClaim, TaskStatus, TrainStep
@@ -49,7 +50,7 @@ async def test_a_task_comes_with_its_state_at_every_stage_of_its_life(store: Sto
     await store.settle_task(claim, make_settlement(task), rows)
     (done,) = await store.find_tasks([task.id])
     assert (done.status, done.settlement, done.lease_until) == (TaskStatus.SETTLED, make_settlement(task), None)
-    assert done.sequences == tuple(row.summary for row in rows)
+    assert done.sequences == summarise_group(rows)
 
     step = TrainStep(
         step=1, status=StepStatus.PLANNED, policy_version=0, task_ids=(task.id,), sequence_ids=(),

@@ -9,6 +9,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from agentrl.algo.trie import summarise_group
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.protocols import Store
 from agentrl.types import (
@@ -413,7 +414,7 @@ async def test_a_settled_group_reaches_the_planner_with_its_rows(store: Store) -
     rows = await settled(store, task)
     (group,) = await store.settled_groups(split="train", limit=10)
     assert group.settlement == make_settlement(task) == await store.get_settlement(task.id)
-    assert group.sequences == tuple(row.summary for row in rows)
+    assert group.sequences == summarise_group(rows)
     assert group.mean_tool_calls == 0.0
 
 

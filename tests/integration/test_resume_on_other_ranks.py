@@ -109,7 +109,7 @@ def test_a_run_goes_on_with_other_ranks(
         weights = load_file(changed.run.run_dir / "policy" / f"v{version}" / "model.safetensors")
         assert expected.keys() == weights.keys(), "a tied embedding is stored once"
         largest = max((weights[name] - weight).abs().max().item() for name, weight in expected.items())
-        assert largest <= 1e-6, f"version {version}: {largest:g}"
+        assert largest <= 2e-6, f"version {version}: {largest:g}"
     first, last = (AutoModelForCausalLM.from_pretrained(changed.run.run_dir / "policy" / f"v{v}") for v in (0, 4))
     assert last.lm_head.weight is last.model.embed_tokens.weight
     name = "model.layers.1.self_attn.q_proj.weight"

@@ -32,7 +32,14 @@ def supervised_config(base: Path, start: Path) -> RunConfig:
         model_dir=start,
         rollout={"enable_sampling": False},
         loss={"loss": "CROSS_ENTROPY"},
-        train={"max_steps": NUM_STEPS, "save_steps": 2, "sft_batch_size": 4, "max_tokens": 64, "warmup_steps": 3},
+        train={
+            "max_steps": NUM_STEPS,
+            "save_steps": 2,
+            "sft_batch_size": 4,
+            "max_tokens": 64,
+            "warmup_steps": 3,
+            "sequence_layout": "tree",
+        },
     )
 
 

@@ -31,13 +31,19 @@ CHILD_ENVIRONMENT = {
 }
 
 
-def ranks_config(base: Path, start: Path, *, max_steps: int) -> RunConfig:
+def ranks_config(base: Path, start: Path, *, max_steps: int, layout: str = "linear") -> RunConfig:
     return run_config(
         base,
         model_dir=start,
         algo={"tasks_per_step": 2, "max_staleness": 9},
         # AdamW scales a gradient that is 0 up to rounding like any other: a small rate keeps that noise small.
-        train={"max_steps": max_steps, "save_steps": 2, "max_tokens": 48, "learning_rate": 1e-4},
+        train={
+            "max_steps": max_steps,
+            "save_steps": 2,
+            "max_tokens": 48,
+            "learning_rate": 1e-4,
+            "sequence_layout": layout,
+        },
         loss={"aggregation": "seq_mean_token_mean"},
     )
 
@@ -73,7 +79,7 @@ def read_metrics(config: RunConfig) -> list[dict[str, float]]:
 
 
 @pytest.mark.timeout(300)
-def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
+def test_two_sharded_ranks_with_trees_make_the_steps_of_one_process_with_rows_also_after_a_resume(
     tmp_path: Path, mongo_uri: str, database_name: str, free_port: int
 ) -> None:
     torch.set_num_threads(1)
@@ -88,7 +94,7 @@ def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
     )
 
     for max_steps in (2, 4):
-        sharded = ranks_config(tmp_path / "two", start, max_steps=max_steps)
+        sharded = ranks_config(tmp_path / "two", start, max_steps=max_steps, layout="tree")
         launch_two_ranks(sharded, mongo_uri, database_name + "_two", port=free_port)
 
     assert optimizer_shards(sharded.run.run_dir / "checkpoints" / "step_2") == {2}
@@ -99,7 +105,8 @@ def test_two_sharded_ranks_make_the_steps_of_one_process_also_after_a_resume(
         largest = max((weights[name] - weight).abs().max().item() for name, weight in expected.items())
         assert largest <= 1e-6, f"version {version}"
     for one, two in zip(read_metrics(alone), read_metrics(sharded), strict=True):
-        shared = [name for name in one if not name.startswith("seconds_")]
+        assert two["num_input_tokens"] < one["num_input_tokens"]
+        shared = [name for name in one if not name.startswith("seconds_") and name != "num_input_tokens"]
         assert {name: two[name] for name in shared} == pytest.approx(
             {name: one[name] for name in shared}, rel=1e-5, abs=1e-6
         )
@@ -135,7 +142,7 @@ def test_bfloat16_ranks_keep_float32_masters_and_float32_log_probs(
         sinks=trainer_process.jsonl_sinks(alone),
     )
 
-    sharded = ranks_config(tmp_path / "two", start, max_steps=1)
+    sharded = ranks_config(tmp_path / "two", start, max_steps=1, layout="linear" if "tp_size" in settings else "tree")
     sharded = sharded.model_copy(
         update={
             "model": sharded.model.model_copy(update={"bf16": True}),

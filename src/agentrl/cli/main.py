@@ -55,6 +55,9 @@ COMMANDS = {
         summary="Replay a stored step under other losses.",
         own_flags=frozenset({"loss"}),
     ),
+    "merge-report": Command(
+        module="agentrl.cli.merge_report", summary="Count what each layout of the training rows costs in tokens."
+    ),
     "eval": Command(
         module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks.", secrets=SETTINGS_WITH_SECRETS
     ),

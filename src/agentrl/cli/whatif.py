@@ -18,6 +18,7 @@ import uvloop
 from pydantic import ValidationError
 from rich.console import Console
 
+from agentrl.algo.trie import summarise_groups
 from agentrl.cli.audit import stored_config
 from agentrl.cli.connect import open_run_store
 from agentrl.cli.invocation import Invocation, positive_int
@@ -172,6 +173,7 @@ def replay(stored: StoredStep, *, losses: Sequence[NamedLoss], weights: KeptWeig
     from transformers.utils import logging as transformers_logging
 
     from agentrl.train.batch import build_pass
+    from agentrl.train.layout_check import layout_rule
     from agentrl.train.loss_inputs import StepSize
     from agentrl.train.model import load_policy, prepare_torch
     from agentrl.train.planner import forward_passes
@@ -183,14 +185,16 @@ def replay(stored: StoredStep, *, losses: Sequence[NamedLoss], weights: KeptWeig
     prepare_torch(config)
     transformers_logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    policy = load_policy(weights.path, config=config, with_entropy=True).to(device)
+    policy = load_policy(weights.path, config=config, with_entropy=True)
+    rule = layout_rule(policy, config=config)
+    policy = policy.to(device)
     reference = None
     if any(named.config.kl_coef > 0 for named in losses):
         reference = load_policy(start_model_dir(config), config=config, with_entropy=False).to(device)
     by_id = {row.id: row for row in stored.rows}
-    summaries = [row.summary for row in stored.rows]
-    (ids_of_passes,) = forward_passes(summaries, num_ranks=1, max_tokens=config.train.max_tokens)
-    passes = [build_pass([by_id[row_id] for row_id in ids]) for ids in ids_of_passes]
+    groups = summarise_groups(stored.rows)
+    (planned,) = forward_passes(groups, num_ranks=1, max_tokens=config.train.max_tokens, rule=rule)
+    passes = [build_pass([by_id[row_id] for row_id in one.row_ids], layout=one.layout) for one in planned]
     if config.algo.is_whitened_per_step and not config.is_supervised:
         passes, _ = whitened(passes, sum_over_ranks=lambda sums: sums)
     return compare_losses(
@@ -199,8 +203,8 @@ def replay(stored: StoredStep, *, losses: Sequence[NamedLoss], weights: KeptWeig
         policy=policy,
         reference=reference,
         size=StepSize(
-            num_sequences=len(summaries),
-            num_trained_tokens=sum(summary.num_trained_tokens for summary in summaries),
+            num_sequences=len(stored.rows),
+            num_trained_tokens=sum(int(row.loss_mask.sum()) for row in stored.rows),
         ),
         policy_version=stored.entry.policy_version,
     )

@@ -311,6 +311,12 @@ class TrainConfig(Section):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping.")
     max_tokens: int = Field(16_384, ge=16, description="Token budget of one micro-batch per rank.")
+    sequence_layout: Literal["auto", "per_call", "linear", "tree"] = Field(
+        "auto",
+        description="How rows are laid out for the trainer: one sequence per model call, one per branch, or one token "
+        "tree per group with what it shares computed once; `auto` takes linear or tree per group, whichever is faster. "
+        "Never changes the loss.",
+    )
     pad_to_multiple_of: int = Field(1, ge=1, description="Positions of a forward pass are a multiple of this.")
     loss_seq_chunk_size: int | None = Field(
         None,

@@ -163,6 +163,7 @@ def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[S
                 "num_tokens": sequence.num_tokens,
                 "num_trained_tokens": sequence.num_trained_tokens,
                 "min_policy_version": sequence.min_policy_version,
+                "num_shared_tokens": sequence.num_shared_tokens,
             }
             for sequence in sequences
         ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from agentrl.algo.trie import summarise_group
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.protocols import TaskLook
 from agentrl.store.claims import at_epoch
@@ -219,7 +220,7 @@ class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet):
         records = [record for record in self._records.values() if record.task_id == claim.task.id]
         state.status, state.lease_until = TaskStatus.SETTLED, None
         state.settlement, state.settled_at = settlement, self._clock()
-        state.sequences = tuple(sequence.summary for sequence in sequences)
+        state.sequences = summarise_group(sequences)
         state.mean_tool_calls = sum(record.num_tool_calls for record in records) / len(records) if records else 0.0
 
     async def count_tasks(self, *, split: str) -> dict[TaskStatus, int]:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
+from agentrl.algo.trie import summarise_group
 from agentrl.errors import StaleClaimError
 from agentrl.protocols import TaskLook
 from agentrl.store.claims import ClaimQueue, announce_epochs, at_epoch, pending_again, pending_document
@@ -161,7 +162,7 @@ class TaskQueue:
             "$set": {
                 "status": TaskStatus.SETTLED.value,
                 "lease_until": None,
-                "settlement": settlement_to_document(settlement, sequences=[row.summary for row in sequences]),
+                "settlement": settlement_to_document(settlement, sequences=summarise_group(sequences)),
                 "mean_tool_calls": await self._mean_tool_calls(claim.task),
             },
             "$currentDate": {"settled_at": True},

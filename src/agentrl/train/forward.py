@@ -100,7 +100,7 @@ class Learner:
             logprobs_N, _ = self.policy(batch.input_ids_BT, probe_N, probe_N)
             nothing: torch.Tensor = logprobs_N.sum() * 0.0
             return nothing
-        logprobs_N, entropy_N = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+        logprobs_N, entropy_N = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N, batch.tree)
         logprobs = PassLogprobs(policy_N=logprobs_N, entropy_N=entropy_N, reference_N=self._reference_logprobs(batch))
         inputs = loss_inputs(
             batch,
@@ -128,7 +128,7 @@ class Learner:
         total = torch.zeros(2, dtype=torch.float64, device=self._accelerator.device)
         for cpu_batch in passes:
             batch = cpu_batch.to(self._accelerator.device)
-            logprobs_N, _ = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+            logprobs_N, _ = self.policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N, batch.tree)
             if batch.behaviour_logprobs_N is None:
                 continue
             correction = rollout_weights(
@@ -147,7 +147,9 @@ class Learner:
         if self._reference is None:
             return None
         with torch.no_grad():
-            logprobs_N: torch.Tensor = self._reference(batch.input_ids_BT, batch.predictors_N, batch.labels_N)[0]
+            logprobs_N: torch.Tensor = self._reference(
+                batch.input_ids_BT, batch.predictors_N, batch.labels_N, batch.tree
+            )[0]
         return logprobs_N
 
     def _rows_of_bad_gradient(self, passes: Sequence[PassBatch], *, size: StepSize) -> list[str]:

@@ -91,8 +91,8 @@ def train_step(session: Session, step: int) -> tuple[Alarm, ...]:
     with clock.phase("load"):
         multiple = session.config.train.pad_to_multiple_of
         passes = [
-            widened(build_pass(session.feed.load(ids)), multiple=multiple)
-            for ids in plan.passes[session.ranks.data_rank]
+            widened(build_pass(session.feed.load(one.row_ids), layout=one.layout), multiple=multiple)
+            for one in plan.passes[session.ranks.data_rank]
         ]
         session.feed.forget_rows()
         passes, returns = whiten(session, passes)

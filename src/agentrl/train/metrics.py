@@ -61,6 +61,7 @@ class StepTally:
 
     policy_version: int
     num_trained_tokens: int = 0
+    num_input_tokens: int = 0  # fed through the model, padding included
     num_sampled_tokens: int = 0  # trained tokens with behaviour log-probs
     logprob_sum: float = 0.0
     staleness_sum: int = 0
@@ -73,6 +74,7 @@ class StepTally:
     def add(self, batch: PassBatch, *, logprobs_N: torch.Tensor, loss_metrics: dict[str, float]) -> None:
         """Count one pass."""
         self.num_trained_tokens += batch.num_trained_tokens
+        self.num_input_tokens += batch.input_ids_BT.numel()
         self.loss_parts.append(loss_metrics)
         logprobs = logprobs_N.detach().float().cpu().numpy()
         self.logprob_sum += float(logprobs.sum(dtype=np.float64))
@@ -95,6 +97,7 @@ class StepTally:
         metrics.pop("weight_total", None)
         metrics["clip_fraction"] = metrics["clip_fraction_low"] + metrics["clip_fraction_high"]
         metrics["num_trained_tokens"] = float(self.num_trained_tokens)
+        metrics["num_input_tokens"] = float(self.num_input_tokens)
         num_positive = sum(row.num_positive for row in self.rows)
         if num_positive:
             metrics["positive_logprob_mean"] = sum(row.positive_logprob_sum for row in self.rows) / num_positive
@@ -128,6 +131,7 @@ def merge(tallies: Sequence[StepTally]) -> StepTally:
     return StepTally(
         policy_version=tallies[0].policy_version,
         num_trained_tokens=sum(tally.num_trained_tokens for tally in tallies),
+        num_input_tokens=sum(tally.num_input_tokens for tally in tallies),
         num_sampled_tokens=sum(tally.num_sampled_tokens for tally in tallies),
         logprob_sum=sum(tally.logprob_sum for tally in tallies),
         staleness_sum=sum(tally.staleness_sum for tally in tallies),

@@ -18,6 +18,8 @@ from agentrl.errors import ConfigError, UnavailableError
 from agentrl.train.context import ATTENTION_NAME, ContextGroup, check_context_parallel
 from agentrl.train.liger import use_liger_kernels
 from agentrl.train.lora import add_adapter, is_adapter, load_adapter
+from agentrl.train.tree_attention import attention_name, model_arguments
+from agentrl.train.tree_plan import TreePlan
 
 HEAD_TOLERANCE = 1e-3
 PROBE_TOKENS = 8
@@ -56,13 +58,22 @@ class PolicyModule(nn.Module):
         self._context = context
 
     def forward(
-        self, input_ids_BT: torch.Tensor, predictors_N: torch.Tensor, labels_N: torch.Tensor
+        self,
+        input_ids_BT: torch.Tensor,
+        predictors_N: torch.Tensor,
+        labels_N: torch.Tensor,
+        tree: TreePlan | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-prob of each label under softmax(logits / temperature), float32, and the entropy if asked for."""
+        """Log-prob of each label under softmax(logits / temperature), float32, and the entropy if asked for.
+
+        With `tree`, the input is one sequence [1, T]: the nodes of a token trie.
+        """
         if self._context is not None:
+            assert tree is None, "layout_rule plans no trees for ranks that share a sequence"
             return self._forward_share(self._context, input_ids_BT, predictors_N, labels_N)
+        layout = {} if tree is None else model_arguments(tree)
         with self._saved_activations():
-            output = self.causal_lm.base_model(input_ids=input_ids_BT, use_cache=False)
+            output = self.causal_lm.base_model(input_ids=input_ids_BT, use_cache=False, **layout)
         hidden_ND = output.last_hidden_state.flatten(0, 1)[predictors_N]
         return self._logprobs(hidden_ND, labels_N)
 
@@ -116,11 +127,12 @@ def load_policy(
     """
     if not (model_dir / "config.json").is_file():
         raise UnavailableError(f"model_name_or_path = {model_dir}: no config.json there; give a local model directory")
+    base = config.model.attention_implementation
     try:
         causal_lm = AutoModelForCausalLM.from_pretrained(
             model_dir,
             dtype=torch.float32,
-            attn_implementation=config.model.attention_implementation,
+            attn_implementation=attention_name(base) or base,
             local_files_only=True,
         )
     except (OSError, ValueError, SafetensorError) as error:

@@ -14,7 +14,7 @@ def widened(batch: PassBatch, *, multiple: int) -> PassBatch:
     """The same pass with pads on the right up to a multiple of `multiple` positions; what is trained stays the same."""
     width = batch.input_ids_BT.shape[1]
     num_pads = -width % multiple
-    if num_pads == 0:
+    if num_pads == 0 or batch.tree is not None:  # a tree's plan covers exactly its nodes
         return batch
     rows_N = torch.div(batch.predictors_N, width, rounding_mode="floor")
     return replace(

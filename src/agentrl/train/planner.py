@@ -22,8 +22,10 @@ from datetime import datetime
 
 import numpy as np
 
-from agentrl.algo.packing import plan_micro_batches
+from agentrl.algo.layouts import DEFAULT_RULE, Bundle, LayoutRule, RowLayout
+from agentrl.algo.packing import plan_groups
 from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
+from agentrl.algo.trie import summarise_groups
 from agentrl.algo.watch import length_reward_correlation
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
@@ -43,8 +45,17 @@ SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 0.2
 MAX_WASTED_TOKENS = 256  # padding worth another forward pass: about what a pass costs over its tokens
 
-Passes = tuple[tuple[tuple[str, ...], ...], ...]
-"""[rank][forward pass] -> row ids; every rank has equally many passes, some may be empty."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPass:
+    """The rows of one forward pass, none where a rank only takes part in the collectives."""
+
+    layout: RowLayout = RowLayout.LINEAR
+    row_ids: tuple[str, ...] = ()
+
+
+Passes = tuple[tuple[PlannedPass, ...], ...]
+"""[rank][forward pass]; every rank has equally many passes, some may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +67,42 @@ class StepPlan:
     passes: Passes
 
 
-def forward_passes(sequences: Sequence[SequenceSummary], *, num_ranks: int, max_tokens: int) -> Passes:
+def forward_passes(
+    groups: Sequence[Sequence[SequenceSummary]],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    rule: LayoutRule = DEFAULT_RULE,
+) -> Passes:
     """Split a step over ranks and forward passes; every row lands in exactly one pass.
 
-    A micro-batch of `plan_micro_batches` (at most `max_tokens` real tokens) becomes passes of rows of like length, each
-    with at most `max_tokens` padded tokens (or one row) and at most MAX_WASTED_TOKENS of padding. Ranks with fewer
-    passes get empty ones, because collectives must line up.
+    A micro-batch of `plan_groups` (at most `max_tokens` real tokens) becomes one pass with all its trees, and passes of
+    rows of like length, each with at most `max_tokens` padded tokens (or one row) and at most MAX_WASTED_TOKENS of
+    padding. Ranks with fewer passes get empty ones, because collectives must line up.
     """
-    lengths = {sequence.id: sequence.num_tokens for sequence in sequences}
-    micro_batches = plan_micro_batches(sequences, num_ranks=num_ranks, max_tokens=max_tokens)
+    lengths = {sequence.id: sequence.num_tokens for group in groups for sequence in group}
+    plan = plan_groups(groups, num_ranks=num_ranks, max_tokens=max_tokens, rule=rule)
     ranks = [
-        [part for ids in rank for part in _like_lengths(ids, lengths=lengths, max_tokens=max_tokens)]
-        for rank in micro_batches
+        [one for bundles in rank for one in _passes(bundles, lengths=lengths, max_tokens=max_tokens)] for rank in plan
     ]
     num_passes = max((len(rank) for rank in ranks), default=0)
-    return tuple(tuple(rank + [()] * (num_passes - len(rank))) for rank in ranks)
+    return tuple(tuple(rank + [PlannedPass()] * (num_passes - len(rank))) for rank in ranks)
+
+
+def _passes(bundles: Sequence[Bundle], *, lengths: Mapping[str, int], max_tokens: int) -> list[PlannedPass]:
+    """The passes of one micro-batch, the tree first."""
+    ids = {
+        layout: tuple(row_id for bundle in bundles if bundle.layout is layout for row_id in bundle.row_ids)
+        for layout in RowLayout
+    }
+    return [
+        *[PlannedPass(layout=RowLayout.TREE, row_ids=ids[RowLayout.TREE]) for _ in ids[RowLayout.TREE][:1]],
+        *[
+            PlannedPass(layout=RowLayout.LINEAR, row_ids=part)
+            for part in _like_lengths(ids[RowLayout.LINEAR], lengths=lengths, max_tokens=max_tokens)
+        ],
+        *[PlannedPass(layout=RowLayout.PER_CALL, row_ids=(row_id,)) for row_id in ids[RowLayout.PER_CALL]],
+    ]
 
 
 def _like_lengths(ids: Sequence[str], *, lengths: Mapping[str, int], max_tokens: int) -> list[tuple[str, ...]]:
@@ -130,6 +162,10 @@ def _lengths_and_rewards(group: SettledGroup) -> list[tuple[float, float]]:
     return [(float(length), rewards[record_id]) for record_id, length in lengths.items() if record_id in rewards]
 
 
+Groups = list[tuple[SequenceSummary, ...]]
+"""The rows of a step, those of one Task together and in the order in which they were settled."""
+
+
 class StepPlanner:
     """Plans steps for all ranks. Lives on rank 0; the loop broadcasts what it returns."""
 
@@ -140,6 +176,7 @@ class StepPlanner:
         config: RunConfig,
         num_ranks: int,
         report: Report,
+        rule: LayoutRule = DEFAULT_RULE,
         sleep: Callable[[float], None] = time.sleep,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -148,6 +185,7 @@ class StepPlanner:
         self._config = config
         self._num_ranks = num_ranks
         self._report = report
+        self._rule = rule
         self._sleep = sleep
         self._check = check
         self._row_ids: list[str] | None = None  # of the training split, sorted; supervised training only
@@ -159,39 +197,41 @@ class StepPlanner:
 
         Raises UnavailableError if not enough groups settle within `data_timeout_s`, ConfigError if there are no rows.
         """
-        known = self._entry(step)
-        summaries: dict[str, SequenceSummary] = {}
-        proposal = known or self._propose(step, summaries)
+        proposal, groups = self._proposal(step)
         entry = self._feed.call(lambda store: store.plan_step(proposal))
-        if not all(row_id in summaries for row_id in entry.sequence_ids):
-            summaries = {row.id: row.summary for row in self._feed.load(entry.sequence_ids)}
-        sequences = tuple(summaries[row_id] for row_id in entry.sequence_ids)
-        passes = forward_passes(sequences, num_ranks=self._num_ranks, max_tokens=self._config.train.max_tokens)
+        if _row_ids(groups) != entry.sequence_ids:
+            groups = summarise_groups(self._feed.load(entry.sequence_ids))
+        max_tokens = self._config.train.max_tokens
+        passes = forward_passes(groups, num_ranks=self._num_ranks, max_tokens=max_tokens, rule=self._rule)
         if is_supervised(self._config) and step < self._config.train.max_steps:
             self._feed.prefetch(self._supervised_ids(step + 1))
-        return StepPlan(entry=entry, sequences=sequences, passes=passes)
+        return StepPlan(entry=entry, sequences=_in_order(groups, entry.sequence_ids), passes=passes)
 
-    def _propose(self, step: int, summaries: dict[str, SequenceSummary]) -> TrainStep:
+    def _proposal(self, step: int) -> tuple[TrainStep, Groups]:
+        """The ledger's plan or a new one, and its rows by group as far as they are known without loading them."""
+        known = self._entry(step)
+        if known is not None:
+            return known, []
         if is_supervised(self._config):
-            return _planned(step, sequence_ids=self._supervised_ids(step))
+            return _planned(step, sequence_ids=self._supervised_ids(step)), []
         reuse = self._reuse(step)
-        groups = self._wait_for_groups(step, reuse=reuse)
-        trainable = [group for group in groups if group.settlement.outcome is GroupOutcome.TRAINABLE]
-        summaries.update((row.id, row) for group in trainable for row in group.sequences)
-        metrics = group_metrics(groups)
+        settled = self._wait_for_groups(step, reuse=reuse)
+        groups = [group.sequences for group in settled if _trains(group)]
+        metrics = group_metrics(settled)
         if self._config.algo.max_trained_count > 1:
-            metrics["num_retrained"] = float(reuse.num_retrained(groups))
+            metrics["num_retrained"] = float(reuse.num_retrained(settled))
         metrics.update((f"num_dropped_{reason}", float(count)) for reason, count in self._dropped_since_plan.items())
         self._dropped_since_plan.clear()
-        return _planned(
+        proposal = _planned(
             step,
-            sequence_ids=list(summaries),
-            task_ids=[group.settlement.task_id for group in groups],
-            dropped=_drop_reasons(groups),
-            retained=reuse.retained(groups),
+            sequence_ids=_row_ids(groups),
+            task_ids=[group.settlement.task_id for group in settled],
+            dropped=_drop_reasons(settled),
+            retained=reuse.retained(settled),
             metrics=metrics,
             planned_at=self._checked_at,
         )
+        return proposal, groups
 
     def _reuse(self, step: int) -> Reuse:
         """The rule for a step, with the part of the ledger it looks at; nothing is read where groups train once."""
@@ -356,6 +396,15 @@ def _has_spread(groups: Sequence[SettledGroup]) -> bool:
     """Whether the mean returns of the step's Records differ: if not, whitening leaves nothing to train on."""
     returns = {value for group in groups if _trains(group) for value in group.settlement.advantages.values()}
     return len(returns) > 1
+
+
+def _row_ids(groups: Groups) -> tuple[str, ...]:
+    return tuple(row.id for group in groups for row in group)
+
+
+def _in_order(groups: Groups, row_ids: Sequence[str]) -> tuple[SequenceSummary, ...]:
+    summaries = {row.id: row for group in groups for row in group}
+    return tuple(summaries[row_id] for row_id in row_ids)
 
 
 def _drop_reasons(groups: Sequence[SettledGroup], *, otherwise: str | None = None) -> dict[str, str]:

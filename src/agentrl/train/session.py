@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch.distributed.device_mesh import DeviceMesh
 
+from agentrl.algo.layouts import LayoutRule
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.protocols import MetricSink, TrainStore
@@ -24,6 +25,7 @@ from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
 from agentrl.train.forward import Learner
 from agentrl.train.gradients import Gradients, TorchGradients
+from agentrl.train.layout_check import layout_rule
 from agentrl.train.lock import only_trainer
 from agentrl.train.lora import is_adapter_folder, merged_state
 from agentrl.train.metrics import Report
@@ -110,7 +112,7 @@ def open_session(
         if accelerator.is_main_process:
             stack.enter_context(only_trainer(config.run.run_dir))
         checkpoint = _find_checkpoint(config)
-        learner = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=checkpoint)
+        learner, rule = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=checkpoint)
         timeout_s = FEED_TIMEOUT_FACTOR * config.store.db_timeout_s
         feed = stack.enter_context(StoreFeed(open_store, timeout_s=timeout_s))
         rank_zero = None
@@ -133,6 +135,7 @@ def open_session(
                 config=config,
                 num_ranks=ranks.num_data,
                 report=report,
+                rule=rule,
                 check=publisher.check_newest,
             )
             rank_zero = RankZero(
@@ -176,11 +179,16 @@ def _find_checkpoint(config: RunConfig) -> Checkpoint | None:
 
 def load_learner(
     config: RunConfig, *, accelerator: Accelerator, ranks: Ranks, checkpoint: Checkpoint | None
-) -> Learner:
-    """The newest weights, sharded as Accelerate is configured to, with the optimizer state that belongs to them."""
+) -> tuple[Learner, LayoutRule]:
+    """The newest weights, sharded as Accelerate is configured to, with the optimizer state that belongs to them.
+
+    The rule is rank 0's, which plans for all.
+    """
     policy = _load_newest(config, checkpoint=checkpoint)
+    rule = LayoutRule()
     if accelerator.is_main_process:
         check_head(policy)
+        rule = layout_rule(policy, config=config)
     reference = _load_reference(config) if config.loss.kl_coef > 0 else None
     if ranks.context is not None:
         policy.split_positions(ranks.context)
@@ -192,7 +200,7 @@ def load_learner(
     policy, optimizer, gradients = _prepare(policy, config=config, accelerator=accelerator, ranks=ranks)
     if checkpoint is not None:
         load_training_state(checkpoint, accelerator=accelerator, policy=policy, optimizer=optimizer)
-    return Learner(
+    learner = Learner(
         accelerator,
         policy=policy,
         optimizer=optimizer,
@@ -201,6 +209,7 @@ def load_learner(
         gradients=gradients,
         ranks=ranks,
     )
+    return learner, rule
 
 
 def _prepare(

@@ -143,11 +143,11 @@ def _replay_pass(
     size: StepSize,
     version: int,
 ) -> None:
-    logprobs_N, entropy_N = policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+    logprobs_N, entropy_N = policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N, batch.tree)
     reference_N = None
     if reference is not None:
         with torch.no_grad():
-            reference_N = reference(batch.input_ids_BT, batch.predictors_N, batch.labels_N)[0]
+            reference_N = reference(batch.input_ids_BT, batch.predictors_N, batch.labels_N, batch.tree)[0]
     for trial in trials:
         # The losses end at leaves of their own, so that the graph of the model is walked once per loss.
         leaf_N, entropy_leaf_N = logprobs_N.detach().requires_grad_(), entropy_N.detach().requires_grad_()
@@ -184,7 +184,7 @@ def _mean_rollout_weight(config: LossConfig, passes: Sequence[PassBatch], *, pol
     for batch in passes:
         if batch.behaviour_logprobs_N is None:
             continue
-        logprobs_N, _ = policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N)
+        logprobs_N, _ = policy(batch.input_ids_BT, batch.predictors_N, batch.labels_N, batch.tree)
         correction = rollout_weights(
             config,
             old_logprobs=logprobs_N,

@@ -84,13 +84,13 @@ def test_every_row_is_in_exactly_one_pass_within_the_budget(
 ) -> None:
     rows = [summary(f"r{k}", length) for k, length in enumerate(lengths)]
 
-    passes = forward_passes(rows, num_ranks=num_ranks, max_tokens=max_tokens)
+    passes = forward_passes([rows], num_ranks=num_ranks, max_tokens=max_tokens)
 
-    assert sorted(row_id for rank in passes for ids in rank for row_id in ids) == sorted(row.id for row in rows)
+    assert sorted(row_id for rank in passes for one in rank for row_id in one.row_ids) == sorted(row.id for row in rows)
     assert len(passes) == num_ranks
     assert len({len(rank) for rank in passes}) == 1
     size = {row.id: row.num_tokens for row in rows}
-    for ids in (ids for rank in passes for ids in rank if len(ids) > 1):
+    for ids in (one.row_ids for rank in passes for one in rank if len(one.row_ids) > 1):
         widest = max(size[row_id] for row_id in ids)
         assert widest * len(ids) <= max_tokens
         assert widest * len(ids) - sum(size[row_id] for row_id in ids) <= MAX_WASTED_TOKENS
@@ -99,9 +99,9 @@ def test_every_row_is_in_exactly_one_pass_within_the_budget(
 def test_rows_of_unlike_length_do_not_share_a_pass() -> None:
     rows = [summary("long", 1000), summary("a", 10), summary("b", 11)]
 
-    (rank,) = forward_passes(rows, num_ranks=1, max_tokens=10_000)
+    (rank,) = forward_passes([rows], num_ranks=1, max_tokens=10_000)
 
-    assert rank == (("long",), ("b", "a"))
+    assert [one.row_ids for one in rank] == [("long",), ("b", "a")]
 
 
 # --- supervised order -----------------------------------------------------------------------------------------------
