@@ -11,6 +11,7 @@ AgentRLError
 │   ├── StoredFormatError   a document was written by another release; also a UserError
 │   └── StaleClaimError     the writer's lease was taken over; its late work must be dropped
 ├── EngineError             the inference service failed, with a kind the caller can act on
+├── ChatError               no model of a judge or browse agent gave a reply, with a kind
 ├── ToolServerError         a tool server could not be started or spoken to
 ├── ScoringError            a scorer could not produce a number; never a score of 0
 ├── TrainingError           the optimizer step would have been wrong; nothing was changed
@@ -84,6 +85,42 @@ class EngineError(AgentRLError):
     def retryable(self) -> bool:
         """Whether the same request may succeed later or elsewhere."""
         return self.kind in {EngineErrorKind.UNREACHABLE, EngineErrorKind.TIMEOUT, EngineErrorKind.OVERLOADED}
+
+
+class ChatErrorKind(StrEnum):
+    """Why a chat model gave no reply; of the last attempt where there were several."""
+
+    UNREACHABLE = "unreachable"  # connection refused, reset or broken off
+    TIMEOUT = "timeout"  # no reply before the deadline
+    RATE_LIMITED = "rate_limited"  # 429
+    OVERLOADED = "overloaded"  # 5xx
+    AUTH = "auth"  # 401, 403: the key is wrong or missing
+    REJECTED = "rejected"  # any other 4xx: the request itself is wrong
+    INVALID_REPLY = "invalid_reply"  # 200, but no chat completion with text
+
+
+class ChatError(AgentRLError):
+    """No configured chat model gave a reply. `kind` says why; the message never holds a key."""
+
+    def __init__(self, message: str, *, kind: ChatErrorKind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request to the same model may succeed later."""
+        return self.kind in _RETRYABLE_CHAT_ERRORS
+
+
+_RETRYABLE_CHAT_ERRORS = frozenset(
+    {
+        ChatErrorKind.UNREACHABLE,
+        ChatErrorKind.TIMEOUT,
+        ChatErrorKind.RATE_LIMITED,
+        ChatErrorKind.OVERLOADED,
+        ChatErrorKind.INVALID_REPLY,
+    }
+)
 
 
 class ToolServerError(AgentRLError):

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from agentrl.score_protocols import ChatModel as ChatModel
+from agentrl.score_protocols import ScoreStore as ScoreStore
+from agentrl.score_protocols import VerdictCache as VerdictCache
 from agentrl.types import (
     DBRecordData,
     DispatchedSamplingTask,
@@ -379,7 +382,7 @@ class AuditStore(Protocol):
         ...
 
 
-class Store(TaskStore, TrainStore, FleetStore, ToolJournal, ReadStore, AuditStore, Protocol):
+class Store(TaskStore, TrainStore, FleetStore, ToolJournal, ReadStore, AuditStore, ScoreStore, Protocol):
     """All of it: what MongoStore and MemoryStore implement."""
 
     async def prepare(self) -> None:

@@ -324,6 +324,33 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeVerdict:
+    """A judge's verdict, kept so that the same question is not paid for twice."""
+
+    key: str  # of question, answer, truth, judge model and prompt version
+    verdict: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What one version of a scorer says of one attempt at a Record. Never changes; other versions stand beside it."""
+
+    record_id: str
+    attempt: int
+    version: str  # "<scorer> @<fingerprint of its rules, prompts and models>"
+    scorer: str
+    value: float
+    call_ids: tuple[str, ...] = ()  # the judge calls made for it; none where the cache knew
+    scored_at: datetime | None = None
+
+    @property
+    def id(self) -> str:
+        """One per attempt and version: writing it twice is writing it once."""
+        return f"{self.record_id}#{self.attempt} {self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling of one completion. Training needs the neutral values of everything but temperature."""
 
@@ -360,3 +387,15 @@ class GenerateReply:
     service_id: str
     num_cached_tokens: int = 0
     engine_times: tuple[float, float] | None = None  # start and end by the engine's clock, where it tells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """What a chat model behind an OpenAI-compatible address said, and what it used: for judges and browse agents."""
+
+    text: str
+    model: str  # the configured model that answered: not the first one after a failover
+    finish_reason: str = "stop"  # "length": cut by the model's own limit
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    num_attempts: int = 1  # requests sent, over all models

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.chat import ChatFormat
+from agentrl.cli.agents import open_agents
 from agentrl.cli.connect import connection_string, open_run_store, prepared_store
 from agentrl.cli.console import UnwindingConsole
 from agentrl.cli.invocation import Invocation, positive_int
@@ -103,10 +104,10 @@ async def _evaluate(
     chat = ChatFormat.load(Path(version.path), chat_template=config.model.chat_template)
     toolbox = await open_toolbox(config.tools)
     try:
-        async with _serving(config, version=version) as client:
+        async with open_agents(config, store) as agents, _serving(config, version=version) as client:
             return await evaluate(
                 config, rows=rows, policy_version=version.version, store=store, toolbox=toolbox, client=client,
-                chat=chat, num_generations=num_generations,
+                chat=chat, num_generations=num_generations, scoring=agents.scoring,
             )  # fmt: skip
     finally:
         await toolbox.close()

@@ -61,6 +61,9 @@ COMMANDS = {
     "eval": Command(
         module="agentrl.cli.evaluate", summary="Measure policies on the held-out tasks.", secrets=SETTINGS_WITH_SECRETS
     ),
+    "rescore": Command(
+        module="agentrl.cli.rescore", summary="Score what was sampled again.", secrets=SETTINGS_WITH_SECRETS
+    ),
     "tasks": Command(
         module="agentrl.cli.tasks",
         summary="Load a task file into a run, or generate the laptop tasks.",

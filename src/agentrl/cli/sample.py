@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.chat import ChatFormat
+from agentrl.cli.agents import Agents, open_agents
 from agentrl.cli.connect import open_run_store
 from agentrl.cli.fleet_connect import member_config, open_fleet
 from agentrl.cli.invocation import Invocation
@@ -34,6 +35,7 @@ class RolloutParts:
     toolbox: Toolbox
     client: GenerationClient
     chat: ChatFormat
+    agents: Agents
 
 
 @asynccontextmanager
@@ -53,7 +55,8 @@ async def open_rollout_parts(
             heartbeat_timeout_s=longest_silence_s(config.store.heartbeat_s),
         )
         try:
-            yield RolloutParts(store=store, toolbox=toolbox, client=client, chat=chat)
+            async with open_agents(config, store) as agents:
+                yield RolloutParts(store=store, toolbox=toolbox, client=client, chat=chat, agents=agents)
         finally:
             await client.close()
             await toolbox.close()
@@ -75,8 +78,9 @@ def run(invocation: Invocation) -> int:
     async def body(stop: asyncio.Event) -> None:
         async with open_rollout_parts(config, outlasts_until=stop) as parts:
             await run_sampler(
-                config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop
-            )
+                config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop,
+                scoring=parts.agents.scoring,
+            )  # fmt: skip
 
     return run_service(config, process_name="sampler", body=body)
 
@@ -92,8 +96,9 @@ def _run_fleet(config: RunConfig) -> int:
                 load_scorers(of_run.rollout.scorer_module)
             async with open_rollout_parts(of_run, outlasts_until=stop) as parts:
                 yield RunParts(
-                    config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat
-                )
+                    config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
+                    scoring=parts.agents.scoring,
+                )  # fmt: skip
 
         async with open_fleet(config) as fleet:
             max_records = config.rollout.max_concurrent_samples_per_process

@@ -14,6 +14,7 @@ from typing import Literal
 import uvloop
 from rich.console import Console
 
+from agentrl.cli.agents import check_judge_is_there
 from agentrl.cli.connect import open_run_store
 from agentrl.cli.invocation import Invocation
 from agentrl.config import RunConfig
@@ -63,7 +64,9 @@ def read_task_file(config: RunConfig, name: Literal["train_file", "eval_file"]) 
         raise ConfigError(f"{name} is not set: give --{name} tasks.jsonl (one JSON object per line)")
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
-    return load_task_rows(path, known_scorers=MCPScorerFactory.names())
+    rows = load_task_rows(path, known_scorers=MCPScorerFactory.names())
+    check_judge_is_there(config, [row.scorer for row in rows])
+    return rows
 
 
 def generate_laptop_tasks(config: RunConfig) -> list[Path]:

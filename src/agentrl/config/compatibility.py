@@ -182,10 +182,6 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
         neutral=("no", "none"), reason="the trainer does not evaluate; run: agentrl eval RUN_NAME"
     ),
     "eval_steps": Unavailable(neutral=(), reason="the trainer does not evaluate; run: agentrl eval RUN_NAME"),
-    "agent_config_path": Unavailable(
-        neutral=("none", ""),
-        reason="there is no judge or browse agent to configure; register a scorer of your own with --scorer_module",
-    ),
     "trust_remote_code": Unavailable(
         neutral=_OFF, reason="model code comes from transformers, never from a model folder"
     ),

@@ -199,6 +199,9 @@ class RolloutConfig(Section):
     scorer_module: str | None = Field(
         None, description="Python file or dotted module whose import registers further scorers."
     )
+    agent_config_path: Path | None = Field(
+        None, description="YAML file with the models of the judge (`scorer_agent`) and of the `browse_agent`."
+    )
     enable_sampling: bool = Field(True, description="Off: train on the rows that are in the database.")
     sync_sampling: bool = Field(False, description="Sample only at the newest policy version (max_staleness = 0).")
 

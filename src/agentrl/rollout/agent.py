@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import uuid4
 
@@ -33,6 +33,7 @@ from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
 from agentrl.rollout.deadlines import deadline, stopped_clock
 from agentrl.rollout.limits import Limits, decide_stop, read_turn
 from agentrl.rollout.recovery import call_once, journalled_call
+from agentrl.rollout.scoring import RecordScorer
 from agentrl.scoring import extract_answer
 from agentrl.types import (
     DispatchedSamplingTask,
@@ -68,6 +69,7 @@ class Agent:
     inference: InferenceConfig
     tool_timeout_s: float
     clock: Callable[[], datetime]
+    scoring: RecordScorer = field(default_factory=RecordScorer)
 
     @property
     def sampling_params(self) -> SamplingParams:

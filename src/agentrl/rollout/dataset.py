@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from agentrl.errors import DatasetError
+from agentrl.errors import ConfigError, DatasetError
+from agentrl.scoring import parse_expression
 from agentrl.types import Answer, Task
 
 QUERY_KEYS = ("q", "Question", "question", "query", "content", "instruction", "traj_question")
@@ -245,8 +246,7 @@ def _to_row(item: Any, *, known_scorers: Collection[str], default_scorer: str) -
     answer = _take_answer(rest)
     item_id = _take_id(rest, item)
     scorer = _take_text(rest, "scorer") or default_scorer
-    if scorer not in known_scorers:
-        raise _RowError(f'scorer "{scorer}" is not registered; known: {", ".join(sorted(known_scorers))}')
+    _check_scorer(scorer, known_scorers=known_scorers)
     answer_schema = _take_text(rest, "answer_schema") or "answer"
     if not _TAG_NAME.fullmatch(answer_schema):
         raise _RowError(f'answer_schema "{answer_schema}" is neither "answer" nor "boxed" nor a tag name')
@@ -261,6 +261,17 @@ def _to_row(item: Any, *, known_scorers: Collection[str], default_scorer: str) -
         tools=_take_tools(rest),
         metadata=_take_metadata(rest),
     )
+
+
+def _check_scorer(scorer: str, *, known_scorers: Collection[str]) -> None:
+    """Refuse a scorer that cannot be read, or that names one nobody registered."""
+    try:
+        names = parse_expression(scorer).names
+    except ConfigError as error:
+        raise _RowError(str(error)) from error
+    for name in names:
+        if name not in known_scorers:
+            raise _RowError(f'scorer "{name}" is not registered; known: {", ".join(sorted(known_scorers))}')
 
 
 def _check_content(item: Mapping[str, Any]) -> None:

@@ -76,6 +76,8 @@ class GroupRunner:
 
     def _is_sampled_again(self, record: Record) -> bool:
         rollout = self.config.rollout
+        if record.stop_reason is StopReason.JUDGE_ERROR:  # sampled well: it is judged again, see `agentrl rescore`
+            return False
         is_quarantined = (record.error or "").startswith(QUARANTINED_ENGINE)
         is_wanted = rollout.resample_error_records or is_quarantined
         return record.status is RecordStatus.FAILED and is_wanted and record.attempt < rollout.max_record_attempts

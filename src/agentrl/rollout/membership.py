@@ -21,6 +21,7 @@ from agentrl.fleets import FleetRunStore, FleetUsage
 from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.worker import SamplerWorker, outstanding
 from agentrl.types import InferenceService, Record, ServiceStatus, TaskStatus, Turn
 
@@ -40,6 +41,7 @@ class RunParts:
     toolbox: Toolbox
     client: GenerationClient
     chat: ChatFormat
+    scoring: RecordScorer = field(default_factory=RecordScorer)  # by rules alone
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,7 +195,7 @@ async def joined(
     """
     worker = SamplerWorker.build(
         parts.config, split=TRAIN_SPLIT, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-        sampler_class=sampler_class,
+        sampler_class=sampler_class, scoring=parts.scoring,
     )  # fmt: skip
     member = Membership(name=name, parts=parts, worker=worker, fleet=fleet, key=key, usage=usage)
     worker.runner.slots = slots

@@ -9,7 +9,6 @@ from dataclasses import replace
 from agentrl.errors import EngineError, EngineErrorKind, ScoringError
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.deadlines import deadline
-from agentrl.scoring import score_answer
 from agentrl.types import Record, RecordStatus, StopReason, Task, Turn
 
 
@@ -49,7 +48,8 @@ class AsyncSampler(ABC):
         try:
             score = await self.evaluate_record(result)
         except ScoringError as error:
-            return self._failed(StopReason.JUDGE_ERROR, str(error), record=result.record), result.turns
+            unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store
+            return self._failed(StopReason.JUDGE_ERROR, str(error), record=unjudged), result.turns
         final = replace(
             result.record,
             status=RecordStatus.FINISHED,
@@ -80,11 +80,16 @@ class MCPSampler(AsyncSampler):
         return await run_rollout(self.task, record=self.record, committed=self.committed, agent=self.agent)
 
     async def evaluate_record(self, result: RolloutResult) -> float:
-        """0 without an answer (the policy's fault); else what the Task's scorer says."""
-        if result.answer is None:
-            return 0.0
-        ground_truth = {"query": self.task.query, "answer": self.task.answer}
-        return await score_answer(self.task.scorer, result.answer, ground_truth, {})
+        """What the Task's scorer says; without an answer (the policy's fault) every scorer of answers says 0."""
+        scored = await self.agent.scoring.score(
+            self.task,
+            scorer=self.task.scorer,
+            record=result.record,
+            turns=result.turns,
+            answer=result.answer,
+            tools=self.agent.toolbox.list_tools(),
+        )
+        return scored.value
 
 
 def _stop_reason_of(error: EngineError) -> StopReason:

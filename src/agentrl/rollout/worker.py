@@ -30,6 +30,7 @@ from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, To
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
+from agentrl.rollout.scoring import RecordScorer
 from agentrl.types import ServiceStatus, TaskClaim, TaskStatus, Worker
 
 logger = logging.getLogger(__name__)
@@ -50,10 +51,12 @@ async def run_sampler(
     chat: ChatFormat,
     stop: asyncio.Event,
     sampler_class: type[AsyncSampler] = MCPSampler,
+    scoring: RecordScorer | None = None,
 ) -> None:
     """Sample the training split until `stop` is set; then give unfinished Tasks back and return."""
     worker = SamplerWorker.build(
         config, split="train", store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
+        scoring=scoring,
     )  # fmt: skip
     async with worker.upkeep():
         await worker.sample_until(stop)
@@ -84,8 +87,9 @@ class SamplerWorker:
         client: GenerationClient,
         chat: ChatFormat,
         sampler_class: type[AsyncSampler],
+        scoring: RecordScorer | None = None,
     ) -> SamplerWorker:
-        """Wire one worker for one split."""
+        """Wire one worker for one split. `scoring` None: by rules alone."""
         agent = Agent(
             chat=chat,
             client=client,
@@ -96,6 +100,7 @@ class SamplerWorker:
             inference=config.inference,
             tool_timeout_s=config.tools.tool_timeout_s,
             clock=_utc_now,
+            scoring=scoring or RecordScorer(),
         )
         runner = GroupRunner(
             config=config,

@@ -4,13 +4,30 @@ Importing this package is cheap; what a scorer needs is imported when it first r
 """
 
 from agentrl.scoring.answers import ANSWER_SCHEMAS, check_answer_schema, extract_answer
-from agentrl.scoring.factory import MCPScorerFactory, load_scorers, score_answer
+from agentrl.scoring.expression import parse_expression
+from agentrl.scoring.factory import (
+    FORMAT_SCORER,
+    MCPScorerFactory,
+    ScoreRequest,
+    ScoringContext,
+    load_scorers,
+    score_answer,
+    score_request,
+)
+from agentrl.scoring.judge import Judge, JudgeCall
 
 __all__ = [
     "ANSWER_SCHEMAS",
+    "FORMAT_SCORER",
+    "Judge",
+    "JudgeCall",
     "MCPScorerFactory",
+    "ScoreRequest",
+    "ScoringContext",
     "check_answer_schema",
     "extract_answer",
     "load_scorers",
+    "parse_expression",
     "score_answer",
+    "score_request",
 ]

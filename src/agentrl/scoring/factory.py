@@ -1,17 +1,18 @@
-"""`MCPScorerFactory`: scorers by name, built in or registered by the user; `score_answer` runs one safely.
+"""`MCPScorerFactory`: scorers by name, built in or registered by the user; `score_request` runs an expression of them.
 
     async def shorter_is_better(answer, ground_truth, scorer_config):
         return 1.0 / (1 + len(answer))
 
     MCPScorerFactory.register_scorer("shorter", shorter_is_better)
 
-The third argument may be left out. A scorer that raises, hangs or returns no finite number is a ScoringError, never a
-score of 0.
+The third argument may be left out; a function without `async` runs in a thread. A scorer that raises, hangs or returns
+no finite number is a ScoringError, never a score of 0.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -19,20 +20,50 @@ import math
 import sys
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from agentrl.errors import ConfigError, ScoringError, UserError
+from agentrl.errors import ConfigError, ScoringError
 from agentrl.protocols import Scorer
+from agentrl.scoring.expression import parse_expression
+from agentrl.scoring.gaia import gaia, sub_exact_match
+from agentrl.scoring.judge import JUDGE_DEADLINE_S, MAX_ASKED, Judge, JudgeCall
 from agentrl.scoring.scorers import exact_match, letter_choice, math_equal, token_f1
+from agentrl.scoring.tool_format import tool_format
+from agentrl.types import DispatchedSamplingTask, ToolSpec
 
 SCORE_DEADLINE_S = 120.0
-RESERVED_SCORERS = frozenset({"agentcpm", "simpleqa"})
+JUDGE_SCORERS: Mapping[str, str] = {
+    "agentcpm": "agentcpm", "asearcher": "agentcpm", "simpleqa": "simpleqa", "browsecomp": "browsecomp"
+}  # fmt: skip
+"""Judges by scorer name: the prompt each one asks with."""
+FORMAT_SCORER = "format"
+RULES_VERSION = 1
+"""Grows with every change of what a built-in rule says of some answer; part of every scorer version."""
 _CANCEL_GRACE_S = 1.0
 _LIBRARIES = ("<frozen ", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """What of a Record a scorer may look at."""
+
+    answer: str | None  # None: the policy gave none, which is 0 for every scorer of answers
+    ground_truth: Mapping[str, Any]  # {"query", "answer"}
+    calls: Sequence[DispatchedSamplingTask] = ()  # its tool calls
+    tools: Sequence[ToolSpec] = ()  # the tools its prompt named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringContext:
+    """What scorers work with; shared by all Records of a process."""
+
+    judge: Judge | None = None
+    scorer_config: Mapping[str, Any] = field(default_factory=dict)  # scorer_agent of agent_config.yml, keys included
 
 
 class MCPScorerFactory:
@@ -43,30 +74,71 @@ class MCPScorerFactory:
         "f1": token_f1,
         "math": math_equal,
         "choice": letter_choice,
+        "gaia": gaia,
+        "sub_em": sub_exact_match,
     }
 
     @classmethod
-    def register_scorer(cls, name: str, function: Callable[..., Awaitable[float]], *, replace: bool = False) -> None:
-        """Make `await function(answer, ground_truth[, scorer_config])` available as `name`. Raises ConfigError."""
-        _refuse_reserved(name)
-        if name in cls._scorers and not replace:
+    def register_scorer(
+        cls, name: str, function: Callable[..., Awaitable[float] | float], *, replace: bool = False
+    ) -> None:
+        """Make `function(answer, ground_truth[, scorer_config])`, async or not, available as `name`.
+
+        Raises ConfigError.
+        """
+        if parse_expression(name).names != (name,):
+            raise ConfigError(f"scorer {name!r}: a name has letters, digits, _ and - only")
+        if name in cls.names() and not replace:
             raise ConfigError(f"scorer {name!r} is registered already; choose another name or pass replace=True")
         cls._scorers[name] = _as_scorer(name, function)
 
     @classmethod
     def get_scorer(cls, name: str) -> Scorer:
-        """The scorer of that name. Raises ConfigError naming the nearest known one."""
-        _refuse_reserved(name)
+        """The function of that name. Raises ConfigError naming the nearest known one."""
+        cls.check_name(name)
         if name not in cls._scorers:
-            nearest = get_close_matches(name, cls.names(), n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(cls.names())}"
-            raise ConfigError(f"unknown scorer {name!r}; {hint}")
+            raise ConfigError(f"scorer {name!r} is no plain function: it needs a judge or the Record's tool calls")
         return cls._scorers[name]
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """All scorers that can be used, sorted."""
-        return tuple(sorted(cls._scorers))
+        return tuple(sorted({*cls._scorers, *JUDGE_SCORERS, FORMAT_SCORER}))
+
+    @classmethod
+    def check_name(cls, name: str) -> None:
+        """Raise ConfigError naming the nearest known scorer unless `name` is one."""
+        if name not in cls.names():
+            nearest = get_close_matches(name, cls.names(), n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(cls.names())}"
+            raise ConfigError(f"unknown scorer {name!r}; {hint}")
+
+    @classmethod
+    def needs_judge(cls, expression: str) -> bool:
+        """Whether a scorer may ask a judge. Raises ConfigError."""
+        names = parse_expression(expression).names
+        return any(name in JUDGE_SCORERS and name not in cls._scorers for name in names)
+
+    @classmethod
+    def version(cls, expression: str, *, judge: Judge | None) -> str:
+        """The scorer with a fingerprint of all that decides its numbers. Raises ConfigError."""
+        parts = [f"{name}={cls._fingerprint(name, judge=judge)}" for name in parse_expression(expression).names]
+        digest = hashlib.sha256(";".join(parts).encode()).hexdigest()
+        return f"{' '.join(expression.split())} @{digest[:8]}"
+
+    @classmethod
+    def _fingerprint(cls, name: str, *, judge: Judge | None) -> str:
+        cls.check_name(name)
+        if name in JUDGE_SCORERS and name not in cls._scorers:
+            return _required(judge, name=name).version(JUDGE_SCORERS[name])
+        function = cls._scorers.get(name)
+        if function is None or getattr(function, "__module__", "").startswith("agentrl.scoring."):
+            return f"rules {RULES_VERSION}"
+        original = inspect.unwrap(function)
+        try:
+            return inspect.getsource(original)
+        except (OSError, TypeError):  # a callable object, or no source at hand
+            return f"{type(original).__module__}.{type(original).__qualname__}"
 
 
 async def score_answer(
@@ -77,10 +149,76 @@ async def score_answer(
     *,
     deadline_s: float = SCORE_DEADLINE_S,
 ) -> float:
-    """The score of `answer`, a finite float. Raises ScoringError; ConfigError for an unknown scorer."""
-    function = MCPScorerFactory.get_scorer(scorer)
+    """The score of `answer` by rules alone, a finite float. Raises ScoringError; ConfigError for an unknown scorer."""
+    request = ScoreRequest(answer=answer, ground_truth=ground_truth)
+    return await score_request(
+        scorer, request, context=ScoringContext(scorer_config=config), calls=[], deadline_s=deadline_s
+    )
+
+
+async def score_request(
+    expression: str,
+    request: ScoreRequest,
+    *,
+    context: ScoringContext,
+    calls: list[JudgeCall],
+    deadline_s: float = SCORE_DEADLINE_S,
+) -> float:
+    """The score of a Record, a finite float; requests to a judge are appended to `calls`, failed ones included.
+
+    `deadline_s` bounds each rule; a judge has a deadline of its own. Raises ScoringError; ConfigError for a scorer that
+    is unknown, cannot be read, or needs a judge that is not configured.
+    """
+    parsed = parse_expression(expression)
+    for name in parsed.names:
+        MCPScorerFactory.check_name(name)
+
+    async def score(name: str) -> float:
+        work, limit_s = _work_of(name, request, context=context, calls=calls, deadline_s=deadline_s)
+        return await _bounded(name, work, deadline_s=limit_s, config=context.scorer_config)
+
+    return _checked_score(expression, await parsed.evaluate(score))
+
+
+def _work_of(
+    name: str, request: ScoreRequest, *, context: ScoringContext, calls: list[JudgeCall], deadline_s: float
+) -> tuple[Awaitable[float], float]:
+    """What scores the request under one name, and how long it may take."""
+    function = MCPScorerFactory._scorers.get(name)
+    if function is None and name == FORMAT_SCORER:
+        return _constant(tool_format(request.calls, request.tools)), deadline_s
+    judge = None if function is not None else _required(context.judge, name=name)
+    if request.answer is None:
+        return _constant(0.0), deadline_s
+    if function is not None:
+        return function(request.answer, request.ground_truth, context.scorer_config), deadline_s
+    assert judge is not None
+    work = _judged(judge, JUDGE_SCORERS[name], answer=request.answer, ground_truth=request.ground_truth, calls=calls)
+    return work, MAX_ASKED * max(judge.deadline_s, JUDGE_DEADLINE_S) + deadline_s
+
+
+async def _judged(
+    judge: Judge, prompt: str, *, answer: str, ground_truth: Mapping[str, Any], calls: list[JudgeCall]
+) -> float:
+    return (await judge.verdict(prompt, answer=answer, ground_truth=ground_truth, calls=calls)).score
+
+
+async def _constant(value: float) -> float:
+    return value
+
+
+def _required(judge: Judge | None, *, name: str) -> Judge:
+    if judge is None:
+        raise ConfigError(
+            f"scorer {name!r} is an LLM judge: set --agent_config_path to a file whose scorer_agent is on, "
+            "or choose a rule such as em, f1, gaia or math"
+        )
+    return judge
+
+
+async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, config: Mapping[str, Any]) -> float:
     # A task, so that whatever a user's scorer raises is an outcome to name and not an exception to catch blindly.
-    task = asyncio.ensure_future(function(answer, ground_truth, config))
+    task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=deadline_s)
     finally:
@@ -91,8 +229,17 @@ async def score_answer(
         raise ScoringError(f"scorer {scorer!r} gave no score within {deadline_s:g} s")
     error = task.exception()
     if error is not None:
-        raise ScoringError(f"scorer {scorer!r} failed: {type(error).__name__}: {error}") from error
+        message = _without_keys(f"scorer {scorer!r} failed: {type(error).__name__}: {error}", config)
+        raise ScoringError(message) from error
     return _checked_score(scorer, task.result())
+
+
+def _without_keys(message: str, config: Mapping[str, Any]) -> str:
+    """A user's scorer gets the keys of the configuration, and may quote them in what it raises."""
+    for model in config.get("models", ()):
+        key = model.get("api_key") if isinstance(model, Mapping) else None
+        message = message.replace(str(key), "***") if key else message
+    return message
 
 
 def load_scorers(module_path: str) -> tuple[str, ...]:
@@ -130,30 +277,25 @@ def _place_of(error: BaseException) -> str:
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
-def _refuse_reserved(name: str) -> None:
-    if name in RESERVED_SCORERS:
-        raise UserError(
-            f"scorer {name!r} is an LLM judge, which this version does not have yet; use one of em, f1, math, choice, "
-            "or register your own judge under another name"
-        )
-
-
-def _as_scorer(name: str, function: Callable[..., Awaitable[float]]) -> Scorer:
-    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)):
-        raise ConfigError(f"scorer {name!r}: {function!r} is not an async function; define it with `async def`")
+def _as_scorer(name: str, function: Callable[..., Awaitable[float] | float]) -> Scorer:
     signature = inspect.signature(function)
-    if _accepts(signature, 3):
-        return function
-    if not _accepts(signature, 2):
+    with_config = _accepts(signature, 3)
+    if not with_config and not _accepts(signature, 2):
         raise ConfigError(
             f"scorer {name!r} has signature {signature}; expected (answer, ground_truth[, scorer_config])"
         )
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    if is_async and with_config:
+        return cast("Scorer", function)
 
-    async def without_config(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
-        del config
-        return await function(answer, ground_truth)
+    async def scorer(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+        arguments = (answer, ground_truth, config) if with_config else (answer, ground_truth)
+        result = function(*arguments) if is_async else await asyncio.to_thread(function, *arguments)
+        return await result if inspect.isawaitable(result) else result
 
-    return without_config
+    scorer.__wrapped__ = function  # type: ignore[attr-defined]  # for the version: the source that decides
+    scorer.__module__ = getattr(function, "__module__", "") or ""
+    return scorer
 
 
 def _accepts(signature: inspect.Signature, count: int) -> bool:

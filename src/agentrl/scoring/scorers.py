@@ -89,14 +89,14 @@ def _equal(answer: str, accepted: str) -> bool:
     numbers = as_number(answer), as_number(accepted)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
-    normal = _normalise(accepted)
+    normal = normalise(accepted)
     if not normal:  # only articles or punctuation: then they are what counts
         return answer.strip().casefold() == accepted.strip().casefold()
-    return _normalise(answer) == normal
+    return normalise(answer) == normal
 
 
 def _f1(answer: str, accepted: str) -> float:
-    answer_words, accepted_words = Counter(_normalise(answer).split()), Counter(_normalise(accepted).split())
+    answer_words, accepted_words = Counter(normalise(answer).split()), Counter(normalise(accepted).split())
     both_numbers = as_number(answer) is not None and as_number(accepted) is not None
     common = (answer_words & accepted_words).total()
     if both_numbers or not accepted_words or not common:
@@ -105,7 +105,8 @@ def _f1(answer: str, accepted: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _normalise(text: str) -> str:
+def normalise(text: str) -> str:
+    """Without letter case, punctuation, articles and spacing, as SQuAD compares."""
     lowered = unicodedata.normalize("NFKC", text).lower()
     return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split())
 

@@ -23,14 +23,14 @@ from agentrl.store.documents import PROMPT, Document
 from agentrl.store.indexes import DISPATCH, QUARANTINE, RECORD, SEQUENCE, TASK, TOKEN_PART
 from agentrl.store.parts import all_part_ids
 from agentrl.store.scan import Progress, no_progress
-from agentrl.types import RecordStatus, TaskStatus
+from agentrl.types import DispatchKind, RecordStatus, TaskStatus
 
 MIN_AGE: Final = timedelta(hours=1)
 _SETTLED: Final = frozenset({TaskStatus.SETTLED.value, TaskStatus.CONSUMED.value})
 _CHUNK: Final = 64
 _LOST_CLAIM: Final = "fence "  # how a Quarantine entry about late work gives its reason
 _TASK_OF: Final[Mapping[str, re.Pattern[str]]] = {
-    DISPATCH: re.compile(r"(?P<task>.+)/g\d+/\d+\.[\d.a-z]+(/\d+)?#\d+", re.DOTALL),
+    DISPATCH: re.compile(r"(?P<task>.+)/g\d+/(\d+|judge)\.[\d.a-z]+(/\d+)?#\d+", re.DOTALL),
     SEQUENCE: re.compile(r"(?P<task>.+)/g\d+/s\d+#\d+", re.DOTALL),
     PROMPT: re.compile(r"(?P<task>.+):[0-9a-f]{64}#\d+", re.DOTALL),
 }
@@ -62,6 +62,7 @@ async def find_orphans(
             continue
         for document in await _dispatches(database, task_id):
             is_named = document["turn_id"] in committed or not kept.isdisjoint({document["_id"], document["turn_id"]})
+            is_named = is_named or document["kind"] == DispatchKind.JUDGE.value  # of the Record, not of a turn
             if is_named or document["finished_at"] >= before:
                 part_ids.update(all_part_ids(DISPATCH, document))
             else:
@@ -107,7 +108,7 @@ async def _committed_turns(database: Database, task_id: str, num_generations: in
 async def _dispatches(database: Database, task_id: str) -> list[Document]:
     """Every dispatch ever written for a Task, without its contents; turn ids begin with the Task's id and a slash."""
     query = {"turn_id": {"$gte": f"{task_id}/", "$lt": f"{task_id}0"}}  # "0" follows "/"
-    fields = {"turn_id": 1, "task_id": 1, "finished_at": 1, "payload.num_parts": 1, "tokens.prompt": 1}
+    fields = {"turn_id": 1, "task_id": 1, "kind": 1, "finished_at": 1, "payload.num_parts": 1, "tokens.prompt": 1}
     dispatches = database.durable(DISPATCH)
     found = await database.run("list dispatches", lambda: dispatches.find(query, fields).to_list())
     return [document for document in found if _place(document)["task_id"] == task_id]

@@ -275,10 +275,11 @@ def record_from_document(document: Mapping[str, Any]) -> Record:
 
 def turn_to_documents(turn: Turn) -> list[Encoded]:
     """The immutable documents of a turn: the model call, then its other calls."""
-    return [_dispatch_to_document(dispatch, turn_id=turn.model.id) for dispatch in (turn.model, *turn.tools)]
+    return [call_to_documents(dispatch, turn_id=turn.model.id) for dispatch in (turn.model, *turn.tools)]
 
 
-def _dispatch_to_document(dispatch: DispatchedSamplingTask, *, turn_id: str) -> Encoded:
+def call_to_documents(dispatch: DispatchedSamplingTask, *, turn_id: str) -> Encoded:
+    """One request and its reply; `turn_id` is what it is found by."""
     document: Document = {
         "_id": dispatch.id,
         "schema_version": SCHEMA_VERSION,

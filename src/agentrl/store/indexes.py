@@ -24,6 +24,8 @@ WORKER: Final = "Worker"
 RUN: Final = "Run"
 QUARANTINE: Final = "Quarantine"
 ENGINE_QUARANTINE: Final = "EngineQuarantine"
+SCORE: Final = "Score"  # scores beside a Record's own, by version of the scorer: see scores.py
+JUDGE_VERDICT: Final = "JudgeVerdict"
 IMPORT: Final = "Import"  # one document while an import is under way: see archive.py
 TOOL_JOURNAL: Final = "ToolJournal"
 JOURNAL_BARRIER: Final = "JournalBarrier"  # one document per process: see turns.py
@@ -42,6 +44,7 @@ INDEXES: Final[Mapping[str, tuple[IndexModel, ...]]] = {
     ),
     RECORD: (_index("split", "started_at"),),
     DISPATCH: (_index("turn_id"),),
+    SCORE: (_index("version"),),
     SEQUENCE: (_index("split"),),
     TRAIN_STEP: (_index("task_ids"),),
     POLICY_VERSION: (_index("version"),),

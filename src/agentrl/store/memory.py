@@ -15,6 +15,7 @@ from agentrl.store.claims import at_epoch
 from agentrl.store.memory_audit import MemoryAuditReads
 from agentrl.store.memory_fleet import MemoryFleet
 from agentrl.store.memory_recovery import MemoryRecovery, Quarantined
+from agentrl.store.memory_scores import MemoryScores
 from agentrl.store.turns import extend_record
 from agentrl.types import (
     DBRecordData,
@@ -56,11 +57,12 @@ class _TaskState:
         self.status, self.owner, self.lease_until = TaskStatus.PENDING, None, None
 
 
-class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet):
+class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet, MemoryScores):
     """agentrl.protocols.Store in dictionaries. Methods never suspend, so each is atomic. `clock` is server time."""
 
     def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         super().__init__(clock=clock)
+        MemoryScores.__init__(self)
         self._tasks: dict[str, _TaskState] = {}
         self._records: dict[str, Record] = {}
         self._dispatches: dict[str, DispatchedSamplingTask] = {}

@@ -16,6 +16,7 @@ from agentrl.store.fleet import Fleet
 from agentrl.store.indexes import RECORD, TASK
 from agentrl.store.ledger import Ledger
 from agentrl.store.reading import Reader
+from agentrl.store.scores import Scores
 from agentrl.store.sequences import SequenceRows
 from agentrl.store.tasks import TaskQueue
 from agentrl.store.tool_journal import ToolCallJournal
@@ -26,8 +27,10 @@ from agentrl.types import (
     EngineQuarantine,
     GroupSettlement,
     InferenceService,
+    JudgeVerdict,
     PolicyVersion,
     Record,
+    Score,
     SettledGroup,
     Task,
     TaskClaim,
@@ -64,6 +67,7 @@ class MongoStore:
         self._reader = Reader(database)
         self._audit = AuditReader(database)
         self._tool_journal = ToolCallJournal(database)
+        self._scores = Scores(database)
 
     async def prepare(self) -> None:
         """See Store.prepare."""
@@ -307,3 +311,33 @@ class MongoStore:
     async def list_quarantined(self) -> list[QuarantinedWork]:
         """See AuditStore.list_quarantined."""
         return await self._audit.list_quarantined()
+
+    # --- ScoreStore ---------------------------------------------------------------------------------------------
+
+    async def find_verdicts(self, keys: Sequence[str]) -> dict[str, JudgeVerdict]:
+        """See VerdictCache.find_verdicts."""
+        return await self._scores.find_verdicts(keys)
+
+    async def put_verdict(self, verdict: JudgeVerdict) -> JudgeVerdict:
+        """See VerdictCache.put_verdict."""
+        return await self._scores.put_verdict(verdict)
+
+    async def put_calls(self, calls: Sequence[DispatchedSamplingTask]) -> None:
+        """See ScoreStore.put_calls."""
+        await self._scores.put_calls(calls)
+
+    async def list_calls(self, record_id: str) -> list[DispatchedSamplingTask]:
+        """See ScoreStore.list_calls."""
+        return await self._scores.list_calls(record_id)
+
+    async def put_score(self, score: Score) -> Score:
+        """See ScoreStore.put_score."""
+        return await self._scores.put_score(score)
+
+    async def find_scores(self, records: Sequence[Record], *, version: str) -> dict[str, Score]:
+        """See ScoreStore.find_scores."""
+        return await self._scores.find_scores(records, version=version)
+
+    async def count_scores(self) -> dict[str, int]:
+        """See ScoreStore.count_scores."""
+        return await self._scores.count_scores()

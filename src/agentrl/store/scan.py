@@ -21,10 +21,12 @@ from agentrl.store.indexes import (
     DISPATCH,
     ENGINE_QUARANTINE,
     JOURNAL_BARRIER,
+    JUDGE_VERDICT,
     POLICY_VERSION,
     QUARANTINE,
     RECORD,
     RUN,
+    SCORE,
     SEQUENCE,
     SERVICE,
     SPLIT,
@@ -39,8 +41,8 @@ SCAN_TIMEOUT_S: Final = 600.0
 
 # What refers to other documents comes before them: a copy of a run that goes on meanwhile holds whatever it names.
 COLLECTIONS: Final = (
-    *(RUN, SPLIT, POLICY_VERSION, TRAIN_STEP, TASK, SEQUENCE, RECORD, DISPATCH, TOOL_JOURNAL, TOKEN_PART),
-    *(QUARANTINE, ENGINE_QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
+    *(RUN, SPLIT, POLICY_VERSION, TRAIN_STEP, TASK, SEQUENCE, SCORE, RECORD, DISPATCH, TOOL_JOURNAL, TOKEN_PART),
+    *(JUDGE_VERDICT, QUARANTINE, ENGINE_QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
 )
 _LARGE: Final = frozenset({SEQUENCE, DISPATCH, TOOL_JOURNAL, TOKEN_PART})
 _LARGE_BATCH: Final = 4  # documents of up to 4 MiB and a bit; a reply is limited to 48 MB

@@ -95,7 +95,7 @@ def test_what_a_message_quotes_cannot_drive_the_terminal(capsys, tmp_path):
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"q": "1+1?", "a": 2, "scorer": "\x1b[2Jevil"}))
     code, _, err = run(capsys, "tasks", "load", "demo", "--train_file", "tasks.jsonl")
     assert code == 2
-    assert r'scorer "\x1b[2Jevil" is not registered' in err
+    assert r'scorer "\x1b[2Jevil" cannot be read' in err
     assert not (tmp_path / "data").exists()
 
 

@@ -1,10 +1,11 @@
 import asyncio
+import threading
 from functools import partial
 
 import numpy as np
 import pytest
 
-from agentrl.errors import ConfigError, ScoringError, UserError
+from agentrl.errors import ConfigError, ScoringError
 from agentrl.scoring import MCPScorerFactory, load_scorers, score_answer
 
 TRUTH = {"query": "q", "answer": "a"}
@@ -63,13 +64,7 @@ async def too_much(a, b, c, d):
     return 1.0
 
 
-def not_async(answer, truth, config):
-    return 1.0
-
-
-@pytest.mark.parametrize(
-    ("function", "message"), [(not_async, "not an async function"), (nothing, "signature"), (too_much, "signature")]
-)
+@pytest.mark.parametrize(("function", "message"), [(nothing, "signature"), (too_much, "signature")])
 def test_a_function_that_cannot_be_a_scorer_is_refused(function, message):
     with pytest.raises(ConfigError, match=message):
         MCPScorerFactory.register_scorer("mine", function)
@@ -90,19 +85,55 @@ async def test_a_name_is_taken_only_with_replace():
 def test_an_unknown_scorer_is_named_with_the_nearest_known_one():
     with pytest.raises(ConfigError, match="'mth'; did you mean 'math'"):
         MCPScorerFactory.get_scorer("mth")
-    with pytest.raises(ConfigError, match="known: choice, em, f1, math"):
+    with pytest.raises(
+        ConfigError,
+        match="known: agentcpm, asearcher, browsecomp, choice, em, f1, format, gaia, math, simpleqa, sub_em",
+    ):
         MCPScorerFactory.get_scorer("zzzz")
 
 
-@pytest.mark.parametrize("name", ["agentcpm", "simpleqa"])
-async def test_the_judges_of_a_later_version_are_refused_and_never_replaced_by_something_else(name):
-    async def mine(answer, truth):
+@pytest.mark.parametrize("name", ["agentcpm", "asearcher", "simpleqa", "browsecomp"])
+async def test_a_judge_is_never_replaced_by_something_else_where_none_is_configured(name):
+    with pytest.raises(ConfigError, match="is an LLM judge: set --agent_config_path"):
+        await score_answer(name, "x", TRUTH, {})
+
+
+async def test_plain_functions_of_two_or_three_arguments_are_scorers_too():
+    MCPScorerFactory.register_scorer("two", lambda answer, truth: 0.25)
+    MCPScorerFactory.register_scorer("three", lambda answer, truth, config: config["k"])
+    assert await score_answer("0.5*two + three", "x", TRUTH, {"k": 2.0}) == 2.125
+
+
+async def test_a_plain_function_that_blocks_does_not_block_the_others():
+    release = threading.Event()
+
+    def slow(answer, truth):
+        assert release.wait(timeout=10)
         return 1.0
 
-    with pytest.raises(UserError, match="LLM judge"):
-        MCPScorerFactory.register_scorer(name, mine, replace=True)
-    with pytest.raises(UserError, match="LLM judge"):
-        await score_answer(name, "x", TRUTH, {})
+    MCPScorerFactory.register_scorer("slow", slow)
+    waiting = asyncio.create_task(score_answer("slow", "x", TRUTH, {}))
+    assert await score_answer("em", "a", TRUTH, {}) == 1.0
+    release.set()
+    assert await waiting == 1.0
+
+
+async def test_a_key_that_a_scorer_quotes_is_in_no_message():
+    async def leaky(answer, truth, config):
+        raise RuntimeError(f"401 for {config['models'][0]['api_key']}")
+
+    MCPScorerFactory.register_scorer("leaky", leaky)
+    with pytest.raises(ScoringError, match=r"401 for \*\*\*$"):
+        await score_answer("leaky", "x", TRUTH, {"models": [{"api_key": "topsecret"}]})
+
+
+def test_the_version_of_a_scorer_changes_with_the_code_that_decides():
+    MCPScorerFactory.register_scorer("mine", lambda answer, truth: 0.0)
+    first = MCPScorerFactory.version("mine + em", judge=None)
+    assert first.startswith("mine + em @")
+    assert MCPScorerFactory.version("mine + em", judge=None) == first
+    MCPScorerFactory.register_scorer("mine", lambda answer, truth: 1.0, replace=True)
+    assert MCPScorerFactory.version("mine + em", judge=None) != first
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", [1.0]])

@@ -13,7 +13,7 @@ from agentrl.store.compaction import MIN_AGE, find_orphans, remove
 from agentrl.store.connection import Database
 from agentrl.store.indexes import DISPATCH, QUARANTINE, TOKEN_PART
 from agentrl.store.mongo import MongoStore
-from agentrl.types import Record, RecordStatus, StopReason, TaskClaim
+from agentrl.types import DispatchKind, Record, RecordStatus, StopReason, TaskClaim
 from factories import make_sequence, make_settlement, make_task, make_turn
 
 NOW = timedelta(0)
@@ -128,3 +128,19 @@ async def test_an_attempt_kept_in_quarantine_keeps_its_turns(mongo_store: MongoS
     await database.durable(QUARANTINE).insert_one(entry)
     orphans = await find_orphans(database, older_than=NOW)
     assert (orphans.dispatch_ids, orphans.part_ids) == ([], [])
+
+
+async def test_judge_calls_and_their_parts_stay_though_they_belong_to_no_turn(mongo_store: MongoStore) -> None:
+    await mongo_store.insert_tasks([make_task("j", num_generations=2)])
+    (claim,) = await mongo_store.claim_tasks(split="train", owner="owner", lease_s=60, limit=1)
+    record, _ = await settle(mongo_store, claim, await mongo_store.open_records(claim))
+    (turn, *_) = await mongo_store.load_turns(record)
+    call = replace(
+        turn.model, id=f"{record.id}/judge.{'0a' * 16}", kind=DispatchKind.JUDGE, tokens=None, target="judge",
+        response={"text": "x" * 9_000_000},
+    )  # fmt: skip
+    await mongo_store.put_calls([call])
+    orphans = await find_orphans(mongo_store._database, older_than=NOW)
+    assert (orphans.dispatch_ids, orphans.part_ids) == ([], [])
+    await remove(mongo_store._database, orphans)
+    assert await mongo_store.list_calls(record.id) == [call]
