@@ -33,6 +33,7 @@ class ChatModelKind:
     eos: str
     bos: str | None = None
     generation_eos: tuple[str, ...] = ()
+    tool_call_parser: str = "hermes"
 
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -55,6 +56,7 @@ KINDS: dict[str, ChatModelKind] = {
         eos="<|eot_id|>",
         bos="<|begin|>",
         generation_eos=("<|end|>", "<|eom_id|>", "<|eot_id|>"),
+        tool_call_parser="llama3",
     ),
     "hermes": ChatModelKind(template="hermes", special=_CHATML, markup=_TAGS[:2], eos="<|im_end|>"),
     "strict": ChatModelKind(template="strict", special=_BRACKETS, markup=(), eos="</s>", bos="<s>"),

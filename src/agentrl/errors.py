@@ -13,6 +13,7 @@ AgentRLError
 ├── EngineError             the inference service failed, with a kind the caller can act on
 ├── ChatError               no model of a judge or browse agent gave a reply, with a kind
 ├── ToolServerError         a tool server could not be started or spoken to
+├── RolloutError            the environment of a sampler failed; its Record ends as `aborted`, without a score
 ├── ScoringError            a scorer could not produce a number; never a score of 0
 ├── TrainingError           the optimizer step would have been wrong; nothing was changed
 └── StoppedByAlarmError     the stability watch ended the run, as it was asked to: exit code 3
@@ -125,6 +126,10 @@ _RETRYABLE_CHAT_ERRORS = frozenset(
 
 class ToolServerError(AgentRLError):
     """A tool server did not start, or died and did not come back within its deadline."""
+
+
+class RolloutError(AgentRLError):
+    """The environment of a sampler failed, not the policy; the Record ends as `aborted`, without a score."""
 
 
 class ScoringError(AgentRLError):

@@ -144,7 +144,7 @@ async def check_rows_equal_what_the_engine_saw(store: Store, engine: RandomEngin
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     path: Path = write_chat_model(tmp_path_factory.mktemp(request.param), KINDS[request.param])
-    return ChatFormat.load(path)
+    return ChatFormat.load(path, tool_call_parser=KINDS[request.param].tool_call_parser)
 
 
 @given(seed=st.integers(0, 2**32))

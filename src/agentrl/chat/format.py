@@ -16,8 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from agentrl.chat.described import check_template_agrees, explain_tools, results_as_user
+from agentrl.chat.formats import CallFormat, get_call_format
 from agentrl.chat.guard import Guard, GuardedEncoder, SentinelClashError
 from agentrl.chat.loading import DEFAULT_TEMPLATE, TOOL_TEMPLATE, ModelFiles, read_model_files
+from agentrl.chat.parser import ParsedCompletion, parse_completion
 from agentrl.chat.template import ChatTemplate, ToolEntry, normalize_message
 from agentrl.errors import ConfigError
 from agentrl.types import ToolSpec
@@ -36,7 +39,7 @@ def _local_now() -> datetime:
 class ChatFormat:
     """One model's tokenizer and chat template. Read-only once loaded; safe to share within a process."""
 
-    def __init__(self, files: ModelFiles, *, now: Callable[[], datetime] = _local_now) -> None:
+    def __init__(self, files: ModelFiles, *, call_format: CallFormat, now: Callable[[], datetime] = _local_now) -> None:
         """Use `load`; `now` answers templates that print the date."""
         self._tokenizer = files.tokenizer
         self._templates = {
@@ -57,18 +60,26 @@ class ChatFormat:
         )
         self.vocab_size: int = files.vocab_size
         """Ids an engine can return are below this; a padded embedding counts, although its padding has no text."""
+        self.call_format = call_format
+        """How tool calls look in completions."""
+        if not call_format.describes_tools:
+            tool_template = self._templates.get(TOOL_TEMPLATE) or self._templates[DEFAULT_TEMPLATE]
+            check_template_agrees(tool_template, call_format=call_format)
 
     @classmethod
-    def load(cls, model_dir: Path, *, chat_template: Path | None = None) -> ChatFormat:
+    def load(
+        cls, model_dir: Path, *, chat_template: Path | None = None, tool_call_parser: str = "hermes"
+    ) -> ChatFormat:
         """Read tokenizer and template of a `save_pretrained` directory.
 
         `chat_template` names a Jinja file that replaces the model's own template.
 
         Raises:
             UnavailableError: tokenizer or template is missing or unreadable.
-            ConfigError: the template is no valid Jinja.
+            ConfigError: the template is no valid Jinja, or writes calls in another format than `tool_call_parser`.
         """
-        return cls(read_model_files(Path(model_dir), chat_template=chat_template))
+        files = read_model_files(Path(model_dir), chat_template=chat_template)
+        return cls(files, call_format=get_call_format(tool_call_parser))
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """Ids of a conversation, ending with the generation prompt.
@@ -80,6 +91,9 @@ class ChatFormat:
         Raises:
             ConfigError: the template refuses the conversation.
         """
+        if tools and self.call_format.describes_tools:
+            messages = explain_tools(results_as_user(messages), tools=tools, call_format=self.call_format)
+            tools = ()
         guard, marked, tool_set = self._mark(messages, tools=tools)
         text = self._template(tools).render(marked, tools=tool_set, add_generation_prompt=True)
         return tuple(self._encoder.encode_prompt(text, guard=guard))
@@ -94,6 +108,8 @@ class ChatFormat:
         Raises:
             ConfigError: the template refuses the messages.
         """
+        if tools and self.call_format.describes_tools:
+            new_messages, tools = results_as_user(new_messages), ()
         guard, marked, tool_set = self._mark(new_messages, tools=tools)
         text = self._after_assistant(marked, tool_set=tool_set, template=self._template(tools), guard=guard)
         ids = self._encoder.encode(text, guard=guard)
@@ -120,6 +136,10 @@ class ChatFormat:
         """What the model wrote: the text without a trailing stop token."""
         ends_with_stop = bool(ids) and ids[-1] in self.stop_token_ids
         return self.decode(ids[:-1] if ends_with_stop else ids)
+
+    def parse(self, text: str, *, tools: Sequence[ToolSpec] = ()) -> ParsedCompletion:
+        """Reasoning, visible text and tool calls of what the model wrote; never raises."""
+        return parse_completion(text, call_format=self.call_format, tools=tools)
 
     def _template(self, tools: Sequence[ToolSpec]) -> ChatTemplate:
         if tools and TOOL_TEMPLATE in self._templates:

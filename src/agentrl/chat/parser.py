@@ -3,30 +3,23 @@
     <think> plan </think> Let me look. <tool_call> {"name": "search", "arguments": {"q": "x"}} </tool_call>
             ^reasoning    ^content                 ^one ToolRequest
 
-A call that cannot be read becomes a ToolRequest with `error`, a sentence the model can act on, so that the loop can
-answer it instead of dropping it. Tags inside the JSON of a call are text, not tags.
+How calls look is the business of a `CallFormat`. A call that cannot be read becomes a ToolRequest with `error`, a
+sentence the model can act on, so that the loop can answer it instead of dropping it. Tags inside a complete call are
+text, not tags.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from agentrl.types import ToolRequest
+from agentrl.chat.formats import CallBlock, CallFormat, get_call_format
+from agentrl.chat.formats.interface import failed
+from agentrl.chat.formats.json_calls import is_text
+from agentrl.types import ToolRequest, ToolSpec
 
-_THINK_OPEN = "<think>"
-_THINK_CLOSE = "</think>"
-_CALL_OPEN = "<tool_call>"
-_CALL_CLOSE = "</tool_call>"
-_TAG = re.compile(r"</?think>|<tool_call>")
-_CALL_BORDER = re.compile(r"</?tool_call>")
-_SPACE = re.compile(r"\s*")
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\\s]{1,200})"')
-_HOW = 'write one JSON object {"name": ..., "arguments": {...}} between <tool_call> and </tool_call>'
+_HERMES = get_call_format("hermes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,204 +31,85 @@ class ParsedCompletion:
     tool_calls: tuple[ToolRequest, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """One tool call in the text: [start, end) is removed from the content."""
-
-    start: int
-    end: int
-    request: ToolRequest
-
-
-def parse_completion(text: str) -> ParsedCompletion:
+def parse_completion(
+    text: str, *, call_format: CallFormat = _HERMES, tools: Sequence[ToolSpec] = ()
+) -> ParsedCompletion:
     """Take a completion apart.
 
     Reasoning is everything before the last `</think>`, with or without an opening tag; after it, an unclosed `<think>`
     hides the rest. Only the visible part is searched for tool calls. Both texts are stripped of surrounding space.
+    `tools` gives the types of arguments to formats that do not write them.
     """
-    reasoning, visible = _split_reasoning(text)
-    blocks = list(_call_blocks(visible))
+    reasoning, visible = _split_reasoning(text, call_format=call_format)
     kept: list[str] = []
+    requests: list[ToolRequest] = []
     position = 0
-    for block in blocks:
-        kept.append(visible[position : block.start])
+    for start, block in _blocks(visible, call_format=call_format, tools=tools):
+        kept.append(visible[position:start])
+        requests += block.requests
         position = block.end
     kept.append(visible[position:])
-    return ParsedCompletion(
-        reasoning=reasoning, content="".join(kept).strip(), tool_calls=tuple(block.request for block in blocks)
-    )
+    content = "".join(_without_frame(part, frame=call_format.frame) for part in kept).strip()
+    calls = tuple(_numbered(request, index=index) for index, request in enumerate(requests))
+    return ParsedCompletion(reasoning=reasoning, content=content, tool_calls=calls)
 
 
-def _split_reasoning(text: str) -> tuple[str, str]:
-    close = -1
-    unclosed = -1  # position of the first <think> after the last </think>
-    for position, tag in _think_tags(text):
-        if tag == _THINK_CLOSE:
-            close, unclosed = position, -1
+def _split_reasoning(text: str, *, call_format: CallFormat) -> tuple[str, str]:
+    opening, closing = zip(*call_format.thinking_tags, strict=True)
+    close = close_end = -1
+    unclosed = -1  # position of the first opening tag after the last closing one
+    for position, tag in _thinking_tags(text, call_format=call_format):
+        if tag in closing:
+            close, close_end, unclosed = position, position + len(tag), -1
         elif unclosed < 0:
             unclosed = position
     before = text[:close] if close >= 0 else ""
-    start = close + len(_THINK_CLOSE) if close >= 0 else 0
+    start = close_end if close >= 0 else 0
     hidden = text[unclosed:] if unclosed >= 0 else ""
     visible = text[start:unclosed] if unclosed >= 0 else text[start:]
-    thoughts = (part.strip().removeprefix(_THINK_OPEN).strip() for part in (before, hidden))
+    thoughts = (_without_prefix(part.strip(), prefixes=opening).strip() for part in (before, hidden))
     return "\n".join(filter(None, thoughts)), visible
 
 
-def _think_tags(text: str) -> Iterator[tuple[int, str]]:
-    """Thinking tags in order, without those that are text inside the JSON of a complete call."""
+def _thinking_tags(text: str, *, call_format: CallFormat) -> Iterator[tuple[int, str]]:
+    """Thinking tags in order, without those that are text inside a complete call."""
+    tags = _any_of([tag for pair in call_format.thinking_tags for tag in pair])
+    tag, call = tags.search(text), call_format.opens.search(text)
+    while tag is not None:
+        if call is None or tag.start() < call.start():
+            yield tag.start(), tag[0]
+            tag = tags.search(text, tag.end())
+            continue
+        end = max(call.end(), call_format.read(text, call, tools=()).text_end)
+        if tag.start() < end:
+            tag = tags.search(text, end)
+        call = call_format.opens.search(text, end)
+
+
+def _blocks(text: str, *, call_format: CallFormat, tools: Sequence[ToolSpec]) -> Iterator[tuple[int, CallBlock]]:
     position = 0
-    while (match := _TAG.search(text, position)) is not None:
-        position = match.end()
-        if match[0] == _CALL_OPEN:
-            position = _json_end(text, position)
-        else:
-            yield match.start(), match[0]
+    while (opening := call_format.opens.search(text, position)) is not None:
+        block = call_format.read(text, opening, tools=tools)
+        yield opening.start(), block
+        position = max(block.end, opening.end())
 
 
-def _json_end(text: str, start: int) -> int:
-    """Where the JSON value after `start` ends; `start` itself where there is none."""
-    try:
-        _, end = _decode(text, start)
-    except (ValueError, RecursionError):
-        return start
-    return end
+def _numbered(request: ToolRequest, *, index: int) -> ToolRequest:
+    if not is_text([request.name, request.arguments, request.error]):
+        request = failed(error="the tool call contains half of a surrogate pair (\\ud800-\\udfff)")
+    return replace(request, call_id=f"call_{index}")
 
 
-def _call_blocks(text: str) -> Iterator[_Block]:
-    position = 0
-    index = 0
-    while (start := text.find(_CALL_OPEN, position)) >= 0:
-        block = _read_block(text, start, call_id=f"call_{index}")
-        yield block
-        position = block.end
-        index += 1
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)))
 
 
-def _read_block(text: str, start: int, *, call_id: str) -> _Block:
-    body = start + len(_CALL_OPEN)
-    try:
-        call, json_end = _decode(text, body)
-    except (ValueError, RecursionError) as error:
-        end, is_closed = _border(text, body)
-        inner = text[body : end - len(_CALL_CLOSE) if is_closed else end]
-        request = _failed(call_id, name=_guess_name(inner), error=_why_unreadable(error, inner, is_closed=is_closed))
-        return _Block(start=start, end=end, request=request)
-    end, is_closed = _border(text, json_end)
-    if not is_closed:
-        return _Block(start=start, end=json_end, request=_to_request(call, call_id=call_id))
-    rest = text[json_end : end - len(_CALL_CLOSE)].strip()
-    if rest:
-        error_text = f"unexpected text after the JSON object of the tool call: {rest[:80]!r}; {_HOW}"
-        return _Block(start=start, end=end, request=_failed(call_id, name=_known_name(call), error=error_text))
-    return _Block(start=start, end=end, request=_to_request(call, call_id=call_id))
+def _without_frame(text: str, *, frame: Sequence[str]) -> str:
+    for marker in frame:
+        text = text.replace(marker, "")
+    return text
 
 
-def _border(text: str, start: int) -> tuple[int, bool]:
-    """Where a block whose JSON does not reach beyond `start` ends, and whether a closing tag ends it."""
-    match = _CALL_BORDER.search(text, start)
-    if match is None:
-        return len(text), False
-    is_closed = match[0] == _CALL_CLOSE
-    return (match.end() if is_closed else match.start()), is_closed
-
-
-def _to_request(call: Any, *, call_id: str) -> ToolRequest:
-    if not isinstance(call, dict):
-        return _failed(call_id, error=f"a tool call must be one JSON object, not {_kind(call)}; {_HOW}")
-    name = _known_name(call)
-    if not name:
-        return _failed(call_id, error=f'the tool call has no "name" that is a non-empty string; {_HOW}')
-    arguments = call.get("arguments", call.get("parameters"))
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            arguments = _decode_all(arguments)
-        except (ValueError, RecursionError) as error:
-            return _failed(call_id, name=name, error=f'"arguments" of {name} is a string without valid JSON: {error}')
-    elif arguments is None or isinstance(arguments, str):
-        arguments = {}
-    if not isinstance(arguments, dict):
-        return _failed(call_id, name=name, error=f'"arguments" of {name} must be a JSON object, not {_kind(arguments)}')
-    if not _is_text(call):
-        return _failed(call_id, name="", error="the tool call contains half of a surrogate pair (\\ud800-\\udfff)")
-    return ToolRequest(call_id=call_id, name=name, arguments=arguments)
-
-
-def _failed(call_id: str, *, error: str, name: str = "") -> ToolRequest:
-    return ToolRequest(call_id=call_id, name=name, arguments={}, error=error)
-
-
-def _why_unreadable(error: ValueError | RecursionError, inner: str, *, is_closed: bool) -> str:
-    if isinstance(error, RecursionError):
-        return f"the JSON of the tool call is nested too deeply; {_HOW}"
-    if not inner.strip():
-        return f"the tool call is empty; {_HOW}"
-    if not is_closed:
-        return f"the tool call is cut off: its JSON is incomplete and {_CALL_CLOSE} is missing; {_HOW}"
-    return f"the tool call is not valid JSON: {error}; {_HOW}"
-
-
-def _known_name(call: Any) -> str:
-    name = call.get("name") if isinstance(call, dict) else None
-    return name.strip() if isinstance(name, str) and _is_text(name) else ""
-
-
-def _guess_name(inner: str) -> str:
-    match = _NAME.search(inner)
-    return match[1] if match else ""
-
-
-def _kind(value: Any) -> str:
-    names: Mapping[type, str] = {list: "a list", dict: "an object", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
-
-
-def _is_text(value: Any) -> bool:
-    """Whether every string in the value can be written as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _decode(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start` and where it ends. Raw line breaks in strings are accepted: models write them.
-
-    Looks beyond the next opening tag only from within a string, so that a model stuck repeating the tag costs linear
-    time.
-    """
-    space = _SPACE.match(text, start)
-    begin = space.end() if space else start
-    end = text.find(_CALL_OPEN, begin)
-    while True:
-        piece = text[begin:] if end < 0 else text[begin:end]
-        try:
-            value, length = _DECODER.raw_decode(piece)
-        except json.JSONDecodeError as error:
-            if end < 0 or not error.msg.startswith("Unterminated string"):
-                raise ValueError(f"{error.msg} at character {error.pos}") from error
-            end = text.find(_CALL_OPEN, begin + 2 * len(piece))
-        else:
-            return value, begin + length
-
-
-def _decode_all(text: str) -> Any:
-    value, end = _decode(text, 0)
-    if text[end:].strip():
-        raise ValueError(f"extra text at character {end}")
-    return value
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is out of range")
-    return value
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=_finite)
+def _without_prefix(text: str, *, prefixes: Sequence[str]) -> str:
+    prefix = next((prefix for prefix in prefixes if text.startswith(prefix)), "")
+    return text.removeprefix(prefix)

@@ -34,6 +34,7 @@ from agentrl.evaluate import EvaluationReport, evaluate
 from agentrl.inference import RoutedClient
 from agentrl.inspector.plain import plain
 from agentrl.protocols import Store
+from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.dataset import TaskRow
 from agentrl.tools import open_toolbox
 from agentrl.types import PolicyVersion, ServiceStatus
@@ -101,13 +102,18 @@ async def _policy(config: RunConfig, *, store: Store, name: str) -> PolicyVersio
 async def _evaluate(
     config: RunConfig, *, version: PolicyVersion, rows: Sequence[TaskRow], num_generations: int, store: Store
 ) -> EvaluationReport:
-    chat = ChatFormat.load(Path(version.path), chat_template=config.model.chat_template)
+    chat = ChatFormat.load(
+        Path(version.path),
+        chat_template=config.model.chat_template,
+        tool_call_parser=config.rollout.tool_call_parser,
+    )
     toolbox = await open_toolbox(config.tools)
     try:
         async with open_agents(config, store) as agents, _serving(config, version=version) as client:
             return await evaluate(
                 config, rows=rows, policy_version=version.version, store=store, toolbox=toolbox, client=client,
                 chat=chat, num_generations=num_generations, scoring=agents.scoring,
+                sampler_class=load_sampler(config.rollout.sampler_module),
             )  # fmt: skip
     finally:
         await toolbox.close()

@@ -20,6 +20,7 @@ from agentrl.fleets import FleetRun
 from agentrl.inference import RoutedClient
 from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
+from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.membership import RunParts
 from agentrl.rollout.worker import run_sampler
@@ -45,7 +46,11 @@ async def open_rollout_parts(
     """Store, tools, engines and chat format of a run; all closed at the end. `outlasts_until`: see `prepared_store`."""
     if config.model.model_name_or_path is None:
         raise ConfigError("model_name_or_path is not set: give the folder of the policy model with its tokenizer")
-    chat = ChatFormat.load(config.model.model_name_or_path, chat_template=config.model.chat_template)
+    chat = ChatFormat.load(
+        config.model.model_name_or_path,
+        chat_template=config.model.chat_template,
+        tool_call_parser=config.rollout.tool_call_parser,
+    )
     async with open_run_store(config, outlasts_until=outlasts_until) as store:
         toolbox = await open_toolbox(config.tools)
         client = RoutedClient(
@@ -75,11 +80,13 @@ def run(invocation: Invocation) -> int:
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
 
+    sampler_class = load_sampler(config.rollout.sampler_module)
+
     async def body(stop: asyncio.Event) -> None:
         async with open_rollout_parts(config, outlasts_until=stop) as parts:
             await run_sampler(
                 config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop,
-                scoring=parts.agents.scoring,
+                scoring=parts.agents.scoring, sampler_class=sampler_class,
             )  # fmt: skip
 
     return run_service(config, process_name="sampler", body=body)
@@ -97,7 +104,7 @@ def _run_fleet(config: RunConfig) -> int:
             async with open_rollout_parts(of_run, outlasts_until=stop) as parts:
                 yield RunParts(
                     config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-                    scoring=parts.agents.scoring,
+                    scoring=parts.agents.scoring, sampler_class=load_sampler(of_run.rollout.sampler_module),
                 )  # fmt: skip
 
         async with open_fleet(config) as fleet:

@@ -171,9 +171,10 @@ class RolloutConfig(Section):
     max_prompt_tokens: int = Field(768, ge=1, description="Context at which a rollout stops with `context_limit`.")
     max_concurrent_samples_per_process: int = Field(96, ge=1, description="Records in flight per sampler process.")
     num_samplers: int = Field(1, ge=1, description="Sampler processes started by the launcher.")
-    tool_call_parser: Literal["hermes", "qwen", "qwen25"] = Field(
-        "hermes", description="Format of tool calls; all names given mean <tool_call> JSON."
-    )
+    tool_call_parser: Literal[
+        "hermes", "qwen", "qwen25", "qwen3_coder", "llama3", "pythonic", "deepseekv3", "deepseekv31", "mistral",
+        "minicpm", "mirorl",
+    ] = Field("hermes", description="Format of the model's tool calls (docs/tool_call_formats.md).")  # fmt: skip
     system_prompt: str | None = Field(None, description="System prompt of Tasks that bring none.")
     force_final_answer: bool = Field(False, description="At the turn limit, ask once more for the answer.")
     repetition_early_stop_times: int = Field(
@@ -195,6 +196,9 @@ class RolloutConfig(Section):
     )
     num_train_epochs: int | None = Field(
         None, ge=1, description="Passes over the training tasks; empty: as many as max_steps needs."
+    )
+    sampler_module: str | None = Field(
+        None, description="Python file or dotted module with the AsyncSampler that makes the Records."
     )
     scorer_module: str | None = Field(
         None, description="Python file or dotted module whose import registers further scorers."

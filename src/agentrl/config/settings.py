@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ class Setting:
         return NoneType in get_args(self.field.annotation)
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that are its only values; empty where it takes others."""
+        options = (self.field.annotation, *get_args(self.field.annotation))
+        return tuple(str(word) for option in options if get_origin(option) is Literal for word in get_args(option))
+
+    @property
     def default(self) -> Any:
         """The value when no source gives one."""
         return self.field.get_default(call_default_factory=True)
@@ -79,6 +86,9 @@ class Setting:
 
     def _refusal(self, value: Any, *, origin: str, reason: str) -> ConfigError:
         shown = shown_value(value)
+        near = difflib.get_close_matches(str(value), self.choices, n=1)
+        if near:
+            reason = f"no such choice, did you mean {near[0]}?"
         hint = f"give {self.kind}, for example --{self.name} {show_value(self.default)}"
         return ConfigError(f"{origin} = {shown}: {reason[0].lower()}{reason[1:]}; {hint} ({self.description})")
 

@@ -14,7 +14,7 @@ from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.dataset import TaskRow, build_tasks
-from agentrl.rollout.sampler import MCPSampler
+from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.worker import SamplerWorker
 from agentrl.types import Record, RecordStatus
@@ -48,13 +48,14 @@ async def evaluate(
     chat: ChatFormat,
     num_generations: int = 1,
     scoring: RecordScorer | None = None,
+    sampler_class: type[AsyncSampler] = MCPSampler,
 ) -> EvaluationReport:
     """Roll out every row under the weights `client` serves and report. Finished Records are not repeated."""
     split = f"eval-v{policy_version}"
     tasks = build_tasks(rows, split=split, epoch=0, num_generations=num_generations)
     await store.insert_tasks(tasks)
     worker = SamplerWorker.build(
-        config, split=split, store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=MCPSampler,
+        config, split=split, store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
         scoring=scoring,
     )  # fmt: skip
     async with worker.upkeep():

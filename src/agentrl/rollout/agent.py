@@ -27,7 +27,7 @@ from datetime import datetime
 from uuid import uuid4
 
 from agentrl.algo.suspects import FINISHED, STARTED
-from agentrl.chat import ChatFormat, ParsedCompletion, parse_completion
+from agentrl.chat import ChatFormat, ParsedCompletion
 from agentrl.config import InferenceConfig, RolloutConfig
 from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
 from agentrl.rollout.deadlines import deadline, stopped_clock
@@ -109,7 +109,7 @@ async def run_rollout(task: Task, *, record: Record, committed: Sequence[Turn], 
     """
     limits = Limits.from_config(agent.rollout, context_length=agent.inference.context_length)
     turns = list(committed)
-    readings = [read_turn(turn, schema=task.answer_schema) for turn in turns]
+    readings = [read_turn(turn, schema=task.answer_schema, chat=agent.chat) for turn in turns]
     context_ids = [token for turn in turns for token in (*turn.tokens.prompt_ids, *turn.tokens.completion_ids)]
     while (stop := decide_stop(readings, limits=limits)) is None:
         prompt_ids = _next_prompt(task, turns, limits=limits, agent=agent)
@@ -123,7 +123,7 @@ async def run_rollout(task: Task, *, record: Record, committed: Sequence[Turn], 
         with stopped_clock():
             record = await agent.commit_turn(record, turn)
         turns.append(turn)
-        readings.append(read_turn(turn, schema=task.answer_schema))
+        readings.append(read_turn(turn, schema=task.answer_schema, chat=agent.chat))
         context_ids += [*prompt_ids, *turn.tokens.completion_ids]
     answer = readings[-1].answer if stop is StopReason.ANSWER else None
     return RolloutResult(record=record, turns=tuple(turns), stop_reason=stop, answer=answer)
@@ -168,6 +168,20 @@ async def _take_turn(
     prompt_ids: tuple[int, ...],
     agent: Agent,
 ) -> Turn:
+    model = await ask_model(record, index=index, context_ids=context_ids, prompt_ids=prompt_ids, agent=agent)
+    parsed = agent.chat.parse(str(model.response["text"]), tools=agent.visible_tools(task))
+    if extract_answer(parsed.content, schema=task.answer_schema) is not None:
+        return Turn(model=model)  # an answer ends the Record: calls beside it are not run
+    return Turn(model=model, tools=await _call_tools(parsed, task=task, model=model, agent=agent))
+
+
+async def ask_model(
+    record: Record, *, index: int, context_ids: Sequence[int], prompt_ids: tuple[int, ...], agent: Agent
+) -> DispatchedSamplingTask:
+    """One completion behind the context and the prompt, as the Record's model call number `index`.
+
+    Raises EngineError when no engine can answer.
+    """
     params = agent.sampling_params
     started_at = agent.clock()
     reply = await agent.client.generate(
@@ -176,18 +190,14 @@ async def _take_turn(
             input_ids=[*context_ids, *prompt_ids],
             params=params,
             deadline_s=agent.inference.request_timeout_s,
-            session=task.id,  # a group's requests share a service, so that they share its prefix cache
+            session=record.task_id,  # a group's requests share a service, so that they share its prefix cache
         )
     )
     text = agent.chat.completion_text(reply.output_ids)
-    model = _model_dispatch(
+    return _model_dispatch(
         record, turn=index, prompt_ids=prompt_ids, reply=reply, text=text, params=params, started_at=started_at,
         finished_at=agent.clock(),
     )  # fmt: skip
-    parsed = parse_completion(text)
-    if extract_answer(parsed.content, schema=task.answer_schema) is not None:
-        return Turn(model=model)  # an answer ends the Record: calls beside it are not run
-    return Turn(model=model, tools=await _call_tools(parsed, task=task, model=model, agent=agent))
 
 
 def _model_dispatch(

@@ -24,7 +24,6 @@ from agentrl.errors import AgentRLError, StoreError, UserError
 from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore, FleetUsage
 from agentrl.pacing import Pace
 from agentrl.rollout.membership import Membership, RunParts, joined
-from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.worker import LONGEST_POLL_S, SHORTEST_POLL_S
 
 logger = logging.getLogger(__name__)
@@ -42,13 +41,12 @@ async def run_fleet_sampler(
     open_run: OpenRun,
     max_records: int,
     stop: asyncio.Event,
-    sampler_class: type[AsyncSampler] = MCPSampler,
 ) -> None:
     """Sample for the fleet's runs until `stop` is set; then give unfinished Tasks back and return.
 
     `max_records` bounds the Records in flight, over all runs.
     """
-    sampler = FleetSampler(fleet=fleet, open_run=open_run, max_records=max_records, sampler_class=sampler_class)
+    sampler = FleetSampler(fleet=fleet, open_run=open_run, max_records=max_records)
     async with sampler.members_closed():
         await sampler.sample_until(stop)
 
@@ -60,7 +58,6 @@ class FleetSampler:
     fleet: FleetRunStore
     open_run: OpenRun
     max_records: int
-    sampler_class: type[AsyncSampler]
     key: str = field(default_factory=lambda: uuid4().hex[:16])  # no host name: field names must not hold dots
     members: dict[str, tuple[Membership, AsyncExitStack]] = field(default_factory=dict)
     retry_at: dict[str, float] = field(default_factory=dict)
@@ -173,7 +170,6 @@ class FleetSampler:
                 usage = run.usage.get(self.key, FleetUsage())
                 membership = joined(
                     run.name, parts=parts, fleet=self.fleet, key=self.key, usage=usage, slots=self.slots,
-                    sampler_class=self.sampler_class,
                 )  # fmt: skip
                 member = await opened.enter_async_context(membership)
                 self.members[run.name] = (member, opened.pop_all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.chat import parse_completion
+from agentrl.chat import ChatFormat
 from agentrl.config import RolloutConfig
 from agentrl.scoring import extract_answer
 from agentrl.types import StopReason, ToolStatus, Turn
@@ -22,13 +22,13 @@ class TurnReading:
     tool_crashed: bool
 
 
-def read_turn(turn: Turn, *, schema: str) -> TurnReading:
+def read_turn(turn: Turn, *, schema: str, chat: ChatFormat) -> TurnReading:
     """Interpret a turn from its stored text and tool results."""
     text = str(turn.model.response["text"])
     return TurnReading(
         text=text,
         is_truncated=turn.tokens.finish_reason == "length",
-        answer=extract_answer(parse_completion(text).content, schema=schema),
+        answer=extract_answer(chat.parse(text).content, schema=schema),
         num_calls=len(turn.tools),
         tool_crashed=any(tool.status == ToolStatus.CRASHED for tool in turn.tools),
     )

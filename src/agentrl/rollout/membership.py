@@ -20,7 +20,7 @@ from agentrl.config import RunConfig
 from agentrl.fleets import FleetRunStore, FleetUsage
 from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
-from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.worker import SamplerWorker, outstanding
 from agentrl.types import InferenceService, Record, ServiceStatus, TaskStatus, Turn
@@ -42,6 +42,7 @@ class RunParts:
     client: GenerationClient
     chat: ChatFormat
     scoring: RecordScorer = field(default_factory=RecordScorer)  # by rules alone
+    sampler_class: type[AsyncSampler] = MCPSampler
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +188,6 @@ async def joined(
     key: str,
     usage: FleetUsage,
     slots: asyncio.Semaphore,
-    sampler_class: type[AsyncSampler],
 ) -> AsyncIterator[Membership]:
     """A run's worker at work while inside; afterwards its unfinished Tasks are given back.
 
@@ -195,7 +195,7 @@ async def joined(
     """
     worker = SamplerWorker.build(
         parts.config, split=TRAIN_SPLIT, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-        sampler_class=sampler_class, scoring=parts.scoring,
+        sampler_class=parts.sampler_class, scoring=parts.scoring,
     )  # fmt: skip
     member = Membership(name=name, parts=parts, worker=worker, fleet=fleet, key=key, usage=usage)
     worker.runner.slots = slots

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.errors import EngineError, EngineErrorKind, ScoringError
+from agentrl.errors import EngineError, EngineErrorKind, RolloutError, ScoringError
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.deadlines import deadline
 from agentrl.types import Record, RecordStatus, StopReason, Task, Turn
@@ -40,6 +40,8 @@ class AsyncSampler(ABC):
                 result = await self.run()
         except EngineError as error:
             return self._failed(_stop_reason_of(error), str(error)), ()
+        except RolloutError as error:
+            return self._failed(StopReason.ABORTED, str(error)), ()
         except TimeoutError:
             limit = self.agent.rollout.record_timeout_s
             return self._failed(StopReason.TIMEOUT, f"no result within turn or record_timeout_s = {limit:g}"), ()

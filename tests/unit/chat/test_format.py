@@ -51,7 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def formats(models: dict[str, Path]) -> dict[str, ChatFormat]:
-    return {name: ChatFormat.load(path) for name, path in models.items()}
+    return {name: ChatFormat.load(path, tool_call_parser=KINDS[name].tool_call_parser) for name, path in models.items()}
 
 
 def control_texts(chat: ChatFormat, ids: tuple[int, ...]) -> list[str]:

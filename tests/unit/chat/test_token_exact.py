@@ -39,7 +39,8 @@ Model = tuple[ChatFormat, Any]  # ours, and the tokenizer of transformers as the
 
 def build(kind: str, factory: pytest.TempPathFactory) -> Model:
     path: Path = write_chat_model(factory.mktemp(kind), KINDS[kind])
-    return ChatFormat.load(path), transformers.AutoTokenizer.from_pretrained(path)
+    chat = ChatFormat.load(path, tool_call_parser=KINDS[kind].tool_call_parser)
+    return chat, transformers.AutoTokenizer.from_pretrained(path)
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))

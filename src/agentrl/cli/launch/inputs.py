@@ -9,6 +9,7 @@ from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
+from agentrl.rollout.custom import load_sampler
 from agentrl.scoring import load_scorers
 from agentrl.tools import load_server_configs
 
@@ -30,6 +31,7 @@ def check_inputs(config: RunConfig) -> None:
     load_server_configs(config.tools)
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
+    load_sampler(config.rollout.sampler_module)
     if not is_made_by_profile(config, "train_file"):
         read_task_file(config, "train_file")
     if config.run.eval_file is not None and not is_made_by_profile(config, "eval_file"):
@@ -52,7 +54,7 @@ def _check_model(config: RunConfig) -> None:
             return
         raise ConfigError("model_name_or_path is not set: give the folder of the policy model with its tokenizer")
     check_model_folder(folder)
-    ChatFormat.load(folder, chat_template=config.model.chat_template)
+    ChatFormat.load(folder, chat_template=config.model.chat_template, tool_call_parser=config.rollout.tool_call_parser)
 
 
 def check_model_folder(folder: Path) -> None:

@@ -66,6 +66,7 @@ def test_what_is_missing_is_named_before_anything_is_started(folder, lost, messa
             "num_processes = 3: needs a multiple of tp_size x cp_size = 2 x 1",
         ),
         (["--scorer_module", "nowhere.py"], "scorer_module = 'nowhere.py' cannot be imported"),
+        (["--sampler_module", "nowhere.py"], "sampler_module = 'nowhere.py' cannot be imported"),
     ],
 )
 def test_a_setting_that_leads_nowhere_is_refused(folder, flags, message):

@@ -1,0 +1,154 @@
+"""Samplers of a user's own: the example as it ships, through claim, turns, settlement and training rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.inspector.audit import audit_run
+from agentrl.rollout import AsyncSampler, Conversation, MCPSampler
+from agentrl.rollout.custom import load_sampler
+from agentrl.store import MemoryStore
+from agentrl.types import RecordStatus, StopReason, TaskClaim
+from factories import make_task
+from group_run import claim_task, make_agent, make_config, records_and_rows, run_group
+from scripted_engine import ScriptedEngine
+from tiny_chat import write_tiny_chat
+
+EXAMPLE = Path(__file__).parents[3] / "assets" / "examples" / "guessing_game.py"
+GAME = make_task(num_generations=2, query="Guess my number from 1 to 100.", answer="37")
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_chat(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture
+def game() -> type[AsyncSampler]:
+    return load_sampler(str(EXAMPLE))
+
+
+def halving(context: str, depth: int) -> str:
+    """The first player of each context guesses at random, the second halves; both find it in the end."""
+    if "too high" not in context:
+        return "<think>not 12</think>50" if depth % 2 == 0 else "37"
+    return "37" if "too low" in context else "25"
+
+
+async def test_the_example_game_becomes_scored_records_and_token_exact_rows(
+    model_dir: Path, game: type[AsyncSampler]
+) -> None:
+    store = MemoryStore()
+    claim = await claim_task(store, GAME)
+    engine = ScriptedEngine(model_dir, halving)
+    await run_group(claim, store=store, engine=engine, sampler=game, max_turns=4)
+    records, rows = await records_and_rows(store, GAME)
+    assert sorted((record.score, record.answer, len(record.turn_ids)) for record in records) == [
+        (0.5, "37", 3), (1.0, "37", 1),
+    ]  # fmt: skip
+    assert {record.stop_reason for record in records} == {StopReason.ANSWER}
+    long = next(row for row in rows if len(row.turn_ids) == 3)
+    text = engine.tokenizer.decode(long.token_ids.tolist(), skip_special_tokens=False)
+    assert "<|im_start|>user\n50 is too high. Guess again.<|im_end|>" in text
+    sampled = sum(len(reply.output_ids) for reply in engine.replies)
+    assert sum(int(row.loss_mask.sum()) for row in rows) == sampled
+    trained = [token for token, used in zip(long.token_ids, long.loss_mask, strict=True) if used]
+    assert engine.tokenizer.decode(trained, skip_special_tokens=False) == (
+        "<think>not 12</think>50<|im_end|>25<|im_end|>37<|im_end|>"
+    )
+    report = await audit_run(store, config=make_config(max_turns=4), run_dir=None)
+    assert report.found == frozenset()
+    assert report.counts["turns"] == 4
+
+
+async def test_a_game_without_a_hit_ends_at_the_turn_limit_and_one_without_room_at_the_context_limit(
+    model_dir: Path, game: type[AsyncSampler]
+) -> None:
+    for settings, expected in (
+        ({"max_turns": 3}, (StopReason.MAX_TURNS, 3)),
+        ({"max_turns": 50, "max_prompt_tokens": 200}, (StopReason.CONTEXT_LIMIT, 3)),
+    ):
+        store = MemoryStore()
+        claim = await claim_task(store, GAME)
+        engine = ScriptedEngine(model_dir, lambda context, depth: "I do not know")
+        await run_group(claim, store=store, engine=engine, sampler=game, **settings)
+        records, _ = await records_and_rows(store, GAME)
+        assert [(record.score, record.stop_reason, len(record.turn_ids)) for record in records] == [
+            (0.0, *expected)
+        ] * 2
+
+
+SOLO = replace(GAME, num_generations=1)
+OPENING = [{"role": "user", "content": SOLO.query}]
+
+
+async def taken_over(store: MemoryStore, model_dir: Path, *, said: str, opening: str = "50") -> TaskClaim:
+    """A game whose first owner left after two guesses, having said this after the first one."""
+    first = await claim_task(store, SOLO)
+    (record,) = await store.open_records(first)
+    engine = ScriptedEngine(model_dir, lambda context, depth: "25" if "Guess again" in context else opening)
+    conversation = Conversation(record, committed=(), agent=make_agent(make_config(), store=store, engine=engine))
+    await conversation.ask(OPENING)
+    await conversation.ask([{"role": "user", "content": said}])
+    await store.release_claim(first)
+    (second,) = await store.claim_tasks(split="train", owner="second", lease_s=60, limit=1)
+    return second
+
+
+async def test_a_game_taken_over_goes_on_behind_the_committed_guesses(
+    model_dir: Path, game: type[AsyncSampler]
+) -> None:
+    store = MemoryStore()
+    claim = await taken_over(store, model_dir, said="50 is too high. Guess again.")
+    engine = ScriptedEngine(model_dir, lambda context, depth: "37")
+    await run_group(claim, store=store, engine=engine, sampler=game, max_turns=4)
+    assert len(engine.requests) == 1  # only what was missing
+    ((record,), _) = await records_and_rows(store, SOLO)
+    assert (record.score, len(record.turn_ids), record.attempt) == (0.5, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "opening"),
+    [("50 is wrong. Guess again.", "50"), ("50 is right. Guess again.", "37")],  # the game would end, or say "too high"
+)
+async def test_an_environment_that_says_something_else_after_a_takeover_is_a_typed_failure(
+    model_dir: Path, game: type[AsyncSampler], said: str, opening: str
+) -> None:
+    store = MemoryStore()
+    claim = await taken_over(store, model_dir, said=said, opening=opening)
+    engine = ScriptedEngine(model_dir, lambda context, depth: "37")
+    await run_group(claim, store=store, engine=engine, sampler=game, max_turns=4)
+    ((record,), rows) = await records_and_rows(store, SOLO)
+    assert (record.status, record.stop_reason, record.score) == (RecordStatus.FAILED, StopReason.ABORTED, None)
+    assert "says something else before turn 1" in str(record.error)
+    assert (engine.requests, rows) == ([], [])
+
+
+def test_without_a_module_the_sampler_is_the_default() -> None:
+    assert load_sampler(None) is MCPSampler
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (None, "cannot be imported: no such file"),
+        ("import nowhere_at_all", "cannot be imported: No module named 'nowhere_at_all'"),
+        ("def broken(:", "cannot be imported"),
+        ("from agentrl.rollout import AsyncSampler, MCPSampler", "it defines none"),
+        ("from agentrl.rollout import AsyncSampler\nclass Half(AsyncSampler): ...", "it defines none"),
+        (
+            "from agentrl.rollout import MCPSampler\nclass One(MCPSampler): ...\nclass Two(MCPSampler): ...",
+            "it defines One, Two",
+        ),
+    ],
+)
+def test_a_module_without_exactly_one_sampler_is_refused(tmp_path: Path, source: str | None, reason: str) -> None:
+    module = tmp_path / "mine.py"
+    if source is not None:
+        module.write_text(source, encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason):
+        load_sampler(str(module))
