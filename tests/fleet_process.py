@@ -15,7 +15,7 @@ from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.fleets import FleetRun
 from agentrl.rollout.fleet import run_fleet_sampler
-from agentrl.rollout.membership import RunParts
+from agentrl.rollout.parts import RunParts
 from agentrl.store import open_fleet_runs, open_store
 from agentrl.tools import FunctionToolbox
 from agentrl.types import Recovery

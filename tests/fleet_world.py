@@ -14,7 +14,7 @@ from agentrl.config import RunConfig
 from agentrl.fleets import FleetRun, FleetRunStore
 from agentrl.protocols import Store
 from agentrl.rollout.fleet import run_fleet_sampler
-from agentrl.rollout.membership import RunParts
+from agentrl.rollout.parts import RunParts
 from agentrl.tools import FunctionToolbox
 from agentrl.types import InferenceService, Recovery, ServiceStatus, TaskStatus
 from factories import make_task

@@ -36,6 +36,7 @@ from agentrl.inspector.plain import plain
 from agentrl.protocols import Store
 from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.dataset import TaskRow
+from agentrl.rollout.parts import RunParts
 from agentrl.tools import open_toolbox
 from agentrl.types import PolicyVersion, ServiceStatus
 
@@ -110,11 +111,11 @@ async def _evaluate(
     toolbox = await open_toolbox(config.tools)
     try:
         async with open_agents(config, store) as agents, _serving(config, version=version) as client:
-            return await evaluate(
-                config, rows=rows, policy_version=version.version, store=store, toolbox=toolbox, client=client,
-                chat=chat, num_generations=num_generations, scoring=agents.scoring,
+            parts = RunParts(
+                config=config, store=store, toolbox=toolbox, client=client, chat=chat, scoring=agents.scoring,
                 sampler_class=load_sampler(config.rollout.sampler_module),
             )  # fmt: skip
+            return await evaluate(parts, rows=rows, policy_version=version.version, num_generations=num_generations)
     finally:
         await toolbox.close()
 

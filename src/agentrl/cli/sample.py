@@ -22,7 +22,7 @@ from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.fleet import run_fleet_sampler
-from agentrl.rollout.membership import RunParts
+from agentrl.rollout.parts import RunParts
 from agentrl.rollout.worker import run_sampler
 from agentrl.scoring import load_scorers
 from agentrl.tools import open_toolbox

@@ -10,12 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.chat import ChatFormat
-from agentrl.config import RunConfig
-from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.dataset import TaskRow, build_tasks
-from agentrl.rollout.sampler import AsyncSampler, MCPSampler
-from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.parts import RunParts
 from agentrl.rollout.worker import SamplerWorker
 from agentrl.types import Record, RecordStatus
 
@@ -38,29 +34,19 @@ class EvaluationReport:
 
 
 async def evaluate(
-    config: RunConfig,
-    *,
-    rows: Sequence[TaskRow],
-    policy_version: int,
-    store: Store,
-    toolbox: Toolbox,
-    client: GenerationClient,
-    chat: ChatFormat,
-    num_generations: int = 1,
-    scoring: RecordScorer | None = None,
-    sampler_class: type[AsyncSampler] = MCPSampler,
+    parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int, num_generations: int = 1
 ) -> EvaluationReport:
-    """Roll out every row under the weights `client` serves and report. Finished Records are not repeated."""
+    """Roll out every row under the weights the parts' client serves and report. Finished Records are not repeated."""
     split = f"eval-v{policy_version}"
     tasks = build_tasks(rows, split=split, epoch=0, num_generations=num_generations)
-    await store.insert_tasks(tasks)
+    await parts.store.insert_tasks(tasks)
     worker = SamplerWorker.build(
-        config, split=split, store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
-        scoring=scoring,
+        parts.config, split=split, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
+        sampler_class=parts.sampler_class, scoring=parts.scoring,
     )  # fmt: skip
     async with worker.upkeep():
         await worker.drain()
-    records = await store.list_records(split=split, limit=len(tasks) * num_generations)
+    records = await parts.store.list_records(split=split, limit=len(tasks) * num_generations)
     kinds = {task.id: str(task.metadata["kind"]) for task in tasks if "kind" in task.metadata}
     return summarise(records, split=split, policy_version=policy_version, num_tasks=len(tasks), kinds=kinds)
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import ScoringError
 from agentrl.protocols import Store
-from agentrl.rollout.limits import read_turn
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.scoring import FORMAT_SCORER, MCPScorerFactory, parse_expression
 from agentrl.types import Record, RecordStatus, Score, StopReason, Task, ToolSpec, Turn
@@ -108,10 +107,10 @@ class _Rescoring:
     async def _score(self, record: Record, task: Task, *, version: str) -> None:
         scorer = self.plan.scorer or task.scorer
         async with self.slots:
-            turns, answer = await self._outcome(record, task, scorer=scorer)
+            turns = await self._turns(record, scorer=scorer)
             try:
                 scored = await self.scoring.score(
-                    task, scorer=scorer, record=record, turns=turns, answer=answer, tools=self.tools
+                    task, scorer=scorer, record=record, turns=turns, answer=record.answer, tools=self.tools
                 )
             except ScoringError as error:
                 self.report.num_failed += 1
@@ -126,12 +125,6 @@ class _Rescoring:
         self.report.num_scored += 1
         self.report.versions[version] += 1
 
-    async def _outcome(self, record: Record, task: Task, *, scorer: str) -> tuple[list[Turn], str | None]:
-        """Turns, where the scorer looks at them, and the answer."""
-        lacks_answer = record.stop_reason is StopReason.JUDGE_ERROR and record.answer is None
-        if not lacks_answer and FORMAT_SCORER not in parse_expression(scorer).names:
-            return [], record.answer
-        turns = await self.store.load_turns(record)
-        if lacks_answer and turns:  # headers of earlier versions did not keep it
-            return turns, read_turn(turns[-1], schema=task.answer_schema).answer
-        return turns, record.answer
+    async def _turns(self, record: Record, *, scorer: str) -> list[Turn]:
+        """The turns, where the scorer looks at them."""
+        return await self.store.load_turns(record) if FORMAT_SCORER in parse_expression(scorer).names else []

@@ -23,7 +23,8 @@ from agentrl.algo.fair_share import Contender, choose_run, lifted
 from agentrl.errors import AgentRLError, StoreError, UserError
 from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore, FleetUsage
 from agentrl.pacing import Pace
-from agentrl.rollout.membership import Membership, RunParts, joined
+from agentrl.rollout.membership import Membership, joined
+from agentrl.rollout.parts import RunParts
 from agentrl.rollout.worker import LONGEST_POLL_S, SHORTEST_POLL_S
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from agentrl.algo.admission import groups_to_admit
-from agentrl.chat import ChatFormat
-from agentrl.config import RunConfig
 from agentrl.fleets import FleetRunStore, FleetUsage
 from agentrl.pacing import longest_silence_s
-from agentrl.protocols import GenerationClient, Store, Toolbox
-from agentrl.rollout.sampler import AsyncSampler, MCPSampler
-from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.parts import RunParts
 from agentrl.rollout.worker import SamplerWorker, outstanding
 from agentrl.types import InferenceService, Record, ServiceStatus, TaskStatus, Turn
 
@@ -30,19 +26,6 @@ logger = logging.getLogger(__name__)
 TRAIN_SPLIT = "train"
 UNSERVED_GRACE_S = 2.0  # a service that fails for a moment keeps its groups
 FLUSH_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunParts:
-    """What the rollouts of one run work with."""
-
-    config: RunConfig
-    store: Store
-    toolbox: Toolbox
-    client: GenerationClient
-    chat: ChatFormat
-    scoring: RecordScorer = field(default_factory=RecordScorer)  # by rules alone
-    sampler_class: type[AsyncSampler] = MCPSampler
 
 
 @dataclass(slots=True, kw_only=True)
