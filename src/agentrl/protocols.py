@@ -7,6 +7,7 @@ All store methods are safe to repeat after a lost reply: ids decide, so the seco
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -415,6 +416,10 @@ class Toolbox(Protocol):
 
     async def call(self, request: ToolRequest, *, deadline_s: float) -> ToolResult:
         """Never raises for anything a tool or the model does: the outcome is typed. Cancellation passes through."""
+        ...
+
+    def for_record(self) -> AbstractAsyncContextManager[Toolbox]:
+        """The same tools for one Record, with sessions of its own where a server keeps state, ended with the block."""
         ...
 
     async def close(self) -> None:

@@ -19,13 +19,23 @@ class ToolStatus(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     MALFORMED = "malformed"  # the model's call could not be parsed
     TIMEOUT = "timeout"
-    CRASHED = "crashed"  # the server died during the call
+    RATE_LIMITED = "rate_limited"  # and still so after all retries
+    AUTH = "auth"  # the server does not accept who asks
+    QUOTA = "quota"  # what was paid for is used up
+    CRASHED = "crashed"  # the server died during the call, is down, or answered what is no tool result
     CANCELLED = "cancelled"
 
     @property
     def is_infrastructure(self) -> bool:
         """Whether the tool server, not the model, is to blame."""
-        return self in {ToolStatus.TIMEOUT, ToolStatus.CRASHED, ToolStatus.CANCELLED}
+        return self is ToolStatus.TIMEOUT or self.ends_record
+
+    @property
+    def ends_record(self) -> bool:
+        """Whether a Record cannot go on fairly: its tools are away, through no fault of the model."""
+        return self in {
+            ToolStatus.RATE_LIMITED, ToolStatus.AUTH, ToolStatus.QUOTA, ToolStatus.CRASHED, ToolStatus.CANCELLED,
+        }  # fmt: skip
 
     @property
     def was_sent(self) -> bool:
@@ -57,6 +67,7 @@ class ToolSpec:
     parameters: Mapping[str, Any]  # JSON schema of the arguments object
     server: str = ""
     recovery: Recovery = Recovery.STATEFUL
+    timeout_s: float | None = None  # of one call; None: as the run says
 
     def as_openai(self) -> dict[str, Any]:
         """The function-calling form chat templates expect."""

@@ -17,9 +17,10 @@ from aiohttp import web
 
 from agentrl.config import ToolsConfig
 from agentrl.config.marks import LAUNCH_MARK
-from agentrl.errors import ConfigError, ToolServerError
+from agentrl.errors import ToolServerError
 from agentrl.tools import McpToolbox, open_toolbox
 from agentrl.types import Recovery, ToolRequest, ToolStatus
+from left_behind import children, expect_nothing_left_behind
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "tests" / "data" / "tool_server.py"
@@ -47,18 +48,11 @@ def tools_config(tmp_path, servers, **settings):
     return ToolsConfig(mcp_config=path, **settings)
 
 
-def children():
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
 @pytest.fixture(autouse=True)
 async def nothing_is_left_behind():
     """No child, task or open file of a test survives it."""
-    processes, tasks, files = children(), asyncio.all_tasks(), psutil.Process().num_fds()
-    yield
-    assert children() == processes
-    assert {task for task in asyncio.all_tasks() if not task.done()} <= tasks | {asyncio.current_task()}
-    assert psutil.Process().num_fds() <= files
+    with expect_nothing_left_behind():
+        yield
 
 
 @contextlib.contextmanager
@@ -367,11 +361,6 @@ async def test_no_server_configured_means_no_tools():
     assert list(box.list_tools()) == []
     assert (await box.call(request("search"), deadline_s=1)).status is ToolStatus.UNKNOWN_TOOL
     await box.close()
-
-
-async def test_the_gateway_protocol_is_refused_by_name():
-    with pytest.raises(ConfigError, match="/mcpapi gateway protocol"):
-        await open_toolbox(ToolsConfig(mcp_manager_url="http://127.0.0.1:1/mcpapi/"))
 
 
 async def test_a_toolbox_without_servers_can_be_opened_directly():

@@ -175,6 +175,7 @@ def _files(config: RunConfig) -> Iterator[Finding]:
         "train_file": config.run.train_file,
         "eval_file": config.run.eval_file,
         "mcp_config": config.tools.mcp_config,
+        "tool_config_path": config.tools.tool_config_path,
         "chat_template": config.model.chat_template,
         "accelerate_config": config.train.accelerate_config,
     }

@@ -151,10 +151,17 @@ class ToolsConfig(Section):
     """MCP servers."""
 
     mcp_config: Path | None = Field(None, description="JSON file with `mcpServers` (stdio commands or URLs).")
-    mcp_manager_url: str | None = Field(None, description="One streamable-HTTP MCP endpoint instead of a file.")
+    tool_config_path: Path | None = Field(None, description="MiroRL's YAML tool file, beside or instead of mcp_config.")
+    mcp_manager_url: str | None = Field(
+        None, description="One endpoint: AgentDock's gateway if it ends in /mcpapi, else streamable HTTP, else SSE."
+    )
     mcp_server_name: str = Field("all", description="Expose only this server's tools; `all` for every server.")
     mcp_auth_token: str | None = Field(None, description="Bearer token for HTTP servers. Prefer the environment.")
-    tool_timeout_s: float = Field(30.0, gt=0, description="Seconds one tool call may take.")
+    tool_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds one tool call may take, retries included, where its server sets no `timeout_s`.",
+    )
     tool_connect_timeout_s: float = Field(30.0, gt=0, description="Seconds a tool server may take to start or answer.")
     tool_sessions_per_server: int = Field(1, ge=1, description="Sessions (stdio: processes) per tool server.")
     tool_max_in_flight: int = Field(16, ge=1, description="Concurrent calls per session.")

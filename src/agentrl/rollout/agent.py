@@ -30,7 +30,7 @@ from agentrl.algo.suspects import FINISHED, STARTED
 from agentrl.chat import ChatFormat, ParsedCompletion
 from agentrl.config import InferenceConfig, RolloutConfig
 from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
-from agentrl.rollout.deadlines import deadline, stopped_clock
+from agentrl.rollout.deadlines import deadline, stopped_clock, time_left_s
 from agentrl.rollout.limits import Limits, decide_stop, read_turn
 from agentrl.rollout.recovery import call_once, journalled_call
 from agentrl.rollout.scoring import RecordScorer
@@ -52,6 +52,8 @@ from agentrl.types import (
     Turn,
     TurnTokens,
 )
+
+AFTER_TOOLS_S = 1.5  # for cancelling calls that are too late, before the turn's own deadline
 
 Commit = Callable[[Record, Turn], Awaitable[Record]]
 
@@ -288,12 +290,14 @@ async def _call_tool(
 async def _send(
     call: ToolRequest, *, spec: ToolSpec, index: int, model: DispatchedSamplingTask, agent: Agent
 ) -> ToolResult:
+    # Deadlines nest: a call ends with a typed result before its turn or its Record would be cut off around it.
+    limit_s = min(spec.timeout_s or agent.tool_timeout_s, max(0.0, time_left_s() - AFTER_TOOLS_S))
     if spec.recovery is not Recovery.JOURNALLED:
-        return await agent.toolbox.call(call, deadline_s=agent.tool_timeout_s)
+        return await agent.toolbox.call(call, deadline_s=limit_s)
     return await call_once(
         call,
         call=journalled_call(call, spec=spec, record_id=model.record_id, turn=model.turn, index=index),
         toolbox=agent.toolbox,
         journal=agent.journal,
-        deadline_s=agent.tool_timeout_s,
+        deadline_s=limit_s,
     )

@@ -7,6 +7,7 @@ its own (store/connection.py), and what a Record may take is meant for engine, t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,10 @@ class _Deadline:
         self._timeout = timeout
         self._num_holds = 0
         self._left_s = 0.0
+
+    def left_s(self) -> float:
+        when = self._timeout.when()
+        return self._left_s if when is None else when - asyncio.get_running_loop().time()
 
     def hold(self) -> None:
         when = self._timeout.when()
@@ -58,3 +63,8 @@ def stopped_clock() -> Iterator[None]:
     finally:
         for running in held:
             running.go_on()
+
+
+def time_left_s() -> float:
+    """Seconds until the first of the surrounding deadlines; infinite without one."""
+    return min((running.left_s() for running in _running.get()), default=math.inf)

@@ -19,7 +19,7 @@ class TurnReading:
     is_truncated: bool  # cut by max_new_tokens
     answer: str | None  # from model tokens outside thinking and tool calls
     num_calls: int
-    tool_crashed: bool
+    tools_are_away: bool
 
 
 def read_turn(turn: Turn, *, schema: str, chat: ChatFormat) -> TurnReading:
@@ -30,7 +30,7 @@ def read_turn(turn: Turn, *, schema: str, chat: ChatFormat) -> TurnReading:
         is_truncated=turn.tokens.finish_reason == "length",
         answer=extract_answer(chat.parse(text).content, schema=schema),
         num_calls=len(turn.tools),
-        tool_crashed=any(tool.status == ToolStatus.CRASHED for tool in turn.tools),
+        tools_are_away=any(ToolStatus(tool.status).ends_record for tool in turn.tools),
     )
 
 
@@ -70,7 +70,7 @@ def decide_stop(turns: Sequence[TurnReading], *, limits: Limits) -> StopReason |
     last = turns[-1]
     if last.answer is not None:
         return StopReason.ANSWER
-    if last.tool_crashed:
+    if last.tools_are_away:
         return StopReason.TOOL_ERROR
     if last.is_truncated and not last.num_calls:
         return StopReason.FORMAT_ERROR

@@ -9,7 +9,7 @@ from dataclasses import replace
 from agentrl.errors import EngineError, EngineErrorKind, RolloutError, ScoringError
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.deadlines import deadline
-from agentrl.types import Record, RecordStatus, StopReason, Task, Turn
+from agentrl.types import Record, RecordStatus, StopReason, Task, ToolStatus, Turn
 
 
 class AsyncSampler(ABC):
@@ -36,7 +36,8 @@ class AsyncSampler(ABC):
     async def sample(self) -> tuple[Record, tuple[Turn, ...]]:
         """Run and score: the final header and its turns. Cancellation and StaleClaimError pass through."""
         try:
-            async with deadline(self.agent.rollout.record_timeout_s):
+            async with self.agent.toolbox.for_record() as toolbox, deadline(self.agent.rollout.record_timeout_s):
+                self.agent = replace(self.agent, toolbox=toolbox)
                 result = await self.run()
         except EngineError as error:
             return self._failed(_stop_reason_of(error), str(error)), ()
@@ -46,7 +47,7 @@ class AsyncSampler(ABC):
             limit = self.agent.rollout.record_timeout_s
             return self._failed(StopReason.TIMEOUT, f"no result within turn or record_timeout_s = {limit:g}"), ()
         if result.stop_reason.is_infrastructure:
-            return self._failed(result.stop_reason, "a tool server died during a call"), result.turns
+            return self._failed(result.stop_reason, _tool_problems(result.turns)), result.turns
         try:
             score = await self.evaluate_record(result)
         except ScoringError as error:
@@ -92,6 +93,12 @@ class MCPSampler(AsyncSampler):
             tools=self.agent.toolbox.list_tools(),
         )
         return scored.value
+
+
+def _tool_problems(turns: Sequence[Turn]) -> str:
+    """What the calls of the last turn that failed by infrastructure say."""
+    calls = turns[-1].tools if turns else ()
+    return "; ".join(f"{call.status}: {call.error}" for call in calls if ToolStatus(call.status).ends_record)
 
 
 def _stop_reason_of(error: EngineError) -> StopReason:

@@ -1,11 +1,16 @@
-"""Which tool servers there are: the common `mcpServers` JSON file, or one URL, as validated `ServerConfig`s.
+"""Which tool servers there are, from three sources that may be used together, as validated `ServerConfig`s.
+
+`mcp_config`, the common `mcpServers` JSON file:
 
     {"mcpServers": {
         "calculator": {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]},
-        "web":        {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${WEB_TOKEN}"}}}}
+        "web":        {"url": "https://example.org/mcp", "auth_token": "${WEB_TOKEN}", "rate_limit_per_s": 5}}}
 
-`${NAME}` and `${NAME:-default}` are read from the environment. The command `python` is the running interpreter.
-Beyond the common keys an entry may set `recovery` (docs/recovery.md), `timeout_s`, `max_in_flight` and `sessions`.
+`tool_config_path`, MiroRL's YAML file (mirorl_file.py), and `mcp_manager_url`, one endpoint: AgentDock's gateway if it
+ends in /mcpapi, else streamable HTTP, else SSE.
+
+`${NAME}` and `${NAME:-default}` are read from the environment. The command `python` is the running interpreter. The
+keys beyond the common ones are in docs/tools.md.
 """
 
 from __future__ import annotations
@@ -14,76 +19,28 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.config import ToolsConfig
 from agentrl.errors import ConfigError
+from agentrl.tools.mirorl_file import read_mirorl_file
+from agentrl.tools.server_config import ROLLOUT_SESSIONS, ServerConfig, SessionScope, TransportKind
+from agentrl.tools.server_entry import ServerEntry, parse_entry
 from agentrl.types import Recovery
+
+__all__ = ["ServerConfig", "TransportKind", "load_server_configs"]
 
 BUNDLED_SERVERS = "agentrl.tools.servers."
 MANAGER_SERVER = "manager"
+MANAGER_URL = "mcp_manager_url"
 GATEWAY_PATH = "/mcpapi"
+ALL_SERVERS = "all"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _LONGEST_COMMAND = 120  # characters of a message
-# Written by editors that share this file format; they mean nothing to a rollout.
-_EDITOR_KEYS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery"})
-
-
-class TransportKind(StrEnum):
-    """How a server is spoken to."""
-
-    STDIO = "stdio"
-    HTTP = "http"  # streamable HTTP
-    SSE = "sse"  # the legacy transport
-    AUTO = "auto"  # streamable HTTP, else SSE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """One tool server, ready to be started: variables expanded, defaults filled in."""
-
-    name: str
-    kind: TransportKind
-    command: str = ""
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # added to HOME, PATH and the like
-    cwd: Path | None = None
-    url: str = field(default="", repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    recovery: Recovery
-    timeout_s: float
-    max_in_flight: int
-    sessions: int
-    description: str  # for messages: the command or URL as written, without secrets
-
-
-class _ServerEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    command: str | None = Field(None, min_length=1)
-    args: list[str] = []
-    env: dict[str, str] = {}
-    cwd: Path | None = None
-    url: str | None = Field(None, pattern=r"^(https?://|\$\{)")
-    headers: dict[str, str] = {}
-    type: str | None = None
-    transport: str | None = None
-    disabled: bool = False
-    recovery: Recovery | None = None
-    timeout_s: float | None = Field(None, gt=0)
-    max_in_flight: int | None = Field(None, ge=1)
-    sessions: int | None = Field(None, ge=1)
-
-
 _TRANSPORT_NAMES = {
     "stdio": TransportKind.STDIO,
     "http": TransportKind.HTTP,
@@ -91,43 +48,74 @@ _TRANSPORT_NAMES = {
     "streamable_http": TransportKind.HTTP,
     "streamableHttp": TransportKind.HTTP,
     "sse": TransportKind.SSE,
+    "mcpapi": TransportKind.GATEWAY,
 }
 
 
 def load_server_configs(config: ToolsConfig, *, environment: Mapping[str, str] | None = None) -> list[ServerConfig]:
-    """The servers `config` asks for; empty if it names neither a file nor a URL. Raises ConfigError."""
-    if config.mcp_config is not None and config.mcp_manager_url is not None:
-        raise ConfigError("mcp_config and mcp_manager_url are both set: keep one of them")
-    if config.mcp_manager_url is not None:
-        return [_manager_config(config.mcp_manager_url, config)]
-    if config.mcp_config is None:
-        return []
+    """The servers `config` asks for, over all sources; empty if it names none. Raises ConfigError."""
     variables = os.environ if environment is None else environment
-    entries = _read_entries(config.mcp_config)
-    _check_server_filter(config.mcp_server_name, known=list(entries), path=config.mcp_config)
-    return [
-        _server_config(name, entry, config, variables=variables, where=f"{config.mcp_config}: server {name!r}")
-        for name, entry in entries.items()
-        if config.mcp_server_name in ("all", name) and not entry.disabled
-    ]
+    described = _read_sources(config, variables=variables)
+    chosen = described if config.mcp_server_name == ALL_SERVERS else _choose(config.mcp_server_name, described)
+    return [_server_config(item, config, variables=variables) for item in chosen if not item.entry.disabled]
 
 
-def _manager_config(url: str, config: ToolsConfig) -> ServerConfig:
-    if urlsplit(url).path.rstrip("/").endswith(GATEWAY_PATH):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A server as one source names it."""
+
+    name: str
+    entry: ServerEntry
+    source: str
+    only_server: str | None = None
+
+    @property
+    def is_gateway(self) -> bool:
+        return _is_gateway_url(self.entry.url or "")
+
+    @property
+    def where(self) -> str:
+        return self.source if self.source == MANAGER_URL else f"{self.source}: server {self.name!r}"
+
+
+def _read_sources(config: ToolsConfig, *, variables: Mapping[str, str]) -> list[_Described]:
+    sources: list[tuple[str, dict[str, ServerEntry]]] = []
+    if config.mcp_config is not None:
+        sources.append((str(config.mcp_config), _read_json(config.mcp_config)))
+    if config.tool_config_path is not None:
+        mirorl = read_mirorl_file(config.tool_config_path, variables=variables)
+        sources.append((str(config.tool_config_path), mirorl))
+    if config.mcp_manager_url is not None:
+        entry = parse_entry({"url": config.mcp_manager_url}, where=MANAGER_URL)
+        sources.append((MANAGER_URL, {MANAGER_SERVER: entry}))
+    described: dict[str, _Described] = {}
+    for source, entries in sources:
+        for name, entry in entries.items():
+            if name in described:
+                raise ConfigError(f"server {name!r} is in {described[name].source} and in {source}: rename one of them")
+            described[name] = _Described(name=name, entry=entry, source=source)
+    return list(described.values())
+
+
+def _choose(wanted: str, described: Sequence[_Described]) -> list[_Described]:
+    """The server of this name, else the server of this name behind a gateway."""
+    named = [item for item in described if item.name == wanted]
+    if named or not described:
+        return named
+    gateways = [replace(item, only_server=wanted) for item in described if item.is_gateway]
+    if gateways:
+        return gateways
+    if [item.name for item in described] == [MANAGER_SERVER]:
         raise ConfigError(
-            f"mcp_manager_url = {_shown_url(url)}: the {GATEWAY_PATH} gateway protocol is not available yet; "
-            "give the URL of a streamable-HTTP or SSE MCP endpoint, or list the servers in mcp_config"
-        )
-    if config.mcp_server_name != "all":
-        raise ConfigError(
-            f"mcp_server_name = {config.mcp_server_name!r} with mcp_manager_url: an endpoint is one server, so there "
+            f"mcp_server_name = {wanted!r} with mcp_manager_url: an endpoint is one server, so there "
             "is nothing to choose; drop mcp_server_name or list the servers in mcp_config"
         )
-    entry = _parse_entry({"url": url}, where="mcp_manager_url")
-    return _server_config(MANAGER_SERVER, entry, config, variables=os.environ, where="mcp_manager_url")
+    known = ", ".join(item.name for item in described)
+    sources = ", ".join(dict.fromkeys(item.source for item in described))
+    raise ConfigError(f"mcp_server_name = {wanted!r} is not in {sources}; it has: {known} (or use {ALL_SERVERS})")
 
 
-def _read_entries(path: Path) -> dict[str, _ServerEntry]:
+def _read_json(path: Path) -> dict[str, ServerEntry]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,69 +125,61 @@ def _read_entries(path: Path) -> dict[str, _ServerEntry]:
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'mcp_config = {path}: expected {{"mcpServers": {{name: {{...}}}}}} with at least one server')
-    return {name: _parse_entry(entry, where=f"{path}: server {name!r}") for name, entry in servers.items()}
+    return {name: parse_entry(entry, where=f"{path}: server {name!r}") for name, entry in servers.items()}
 
 
-def _parse_entry(entry: Any, *, where: str) -> _ServerEntry:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: expected an object, got {type(entry).__name__}")
-    known = {key: value for key, value in entry.items() if key not in _EDITOR_KEYS}
-    try:
-        return _ServerEntry.model_validate(known)
-    except ValidationError as error:
-        problems = "; ".join(_describe_problem(problem) for problem in error.errors(include_url=False))
-        raise ConfigError(f"{where}: {problems}") from error
-
-
-def _describe_problem(problem: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] != "extra_forbidden":
-        return f"{key}: {problem['msg']}"
-    if key == "stateless":  # how it was declared before there was a journal
-        return 'unknown key \'stateless\': write "recovery": "stateless", or leave it out for "stateful"'
-    nearest = get_close_matches(key, list(_ServerEntry.model_fields), n=1)
-    return f"unknown key {key!r}" + (f", did you mean {nearest[0]!r}?" if nearest else "")
-
-
-def _check_server_filter(wanted: str, *, known: list[str], path: Path) -> None:
-    if wanted != "all" and wanted not in known:
-        raise ConfigError(f"mcp_server_name = {wanted!r} is not in {path}; it has: {', '.join(known)} (or use all)")
-
-
-def _server_config(
-    name: str, entry: _ServerEntry, config: ToolsConfig, *, variables: Mapping[str, str], where: str
-) -> ServerConfig:
-    kind = _transport_kind(entry, where=where)
+def _server_config(item: _Described, config: ToolsConfig, *, variables: Mapping[str, str]) -> ServerConfig:
+    entry = item.entry
+    kind = _transport_kind(item)
 
     def expand(text: str) -> str:
-        return _expand(text, variables=variables, where=where)
+        return _expand(text, variables=variables, where=item.where)
 
-    headers = {key: expand(value) for key, value in entry.headers.items()}
-    if config.mcp_auth_token and not any(key.lower() == "authorization" for key in headers):
-        headers["Authorization"] = f"Bearer {config.mcp_auth_token}"
-    bundled = any(argument.startswith(BUNDLED_SERVERS) for argument in entry.args)
+    is_bundled = any(argument.startswith(BUNDLED_SERVERS) for argument in entry.args)
+    default_sessions = ROLLOUT_SESSIONS if entry.scope is SessionScope.PER_ROLLOUT else config.tool_sessions_per_server
+    if kind is TransportKind.GATEWAY and entry.scope is SessionScope.PER_ROLLOUT:
+        raise ConfigError(f"{item.where}: scope = per_rollout: the {GATEWAY_PATH} protocol has no sessions")
     return ServerConfig(
-        name=name,
+        name=item.name,
         kind=kind,
         command=sys.executable if entry.command == "python" else expand(entry.command or ""),
         args=tuple(expand(argument) for argument in entry.args),
         env={key: expand(value) for key, value in entry.env.items()},
         cwd=None if entry.cwd is None else Path(expand(str(entry.cwd))),
         url=expand(entry.url or ""),
-        headers=headers if kind is not TransportKind.STDIO else {},
-        recovery=entry.recovery or (Recovery.STATELESS if bundled else Recovery.STATEFUL),
+        headers={} if kind is TransportKind.STDIO else _headers(entry, run_token=config.mcp_auth_token, expand=expand),
+        recovery=entry.recovery or (Recovery.STATELESS if is_bundled else Recovery.STATEFUL),
+        scope=entry.scope,
         timeout_s=entry.timeout_s or config.tool_timeout_s,
+        connect_timeout_s=entry.connect_timeout_s,
         max_in_flight=entry.max_in_flight or config.tool_max_in_flight,
-        sessions=entry.sessions or config.tool_sessions_per_server,
+        sessions=entry.sessions or default_sessions,
+        rate_limit_per_s=entry.rate_limit_per_s,
+        max_retries=entry.max_retries,
+        retry_pause_s=entry.retry_pause_s,
+        breaker_failures=entry.breaker_failures,
+        breaker_pause_s=entry.breaker_pause_s,
+        blacklist=frozenset(entry.blacklist),
+        only_server=item.only_server,
         description=_shown_url(entry.url) if entry.url else _shown_command(entry),
     )
 
 
-def _shown_command(entry: _ServerEntry) -> str:
+def _headers(entry: ServerEntry, *, run_token: str | None, expand: Callable[[str], str]) -> dict[str, str]:
+    """The entry's headers; its own token, else the run's, as bearer token unless they hold an authorization."""
+    headers = {key: expand(value) for key, value in entry.headers.items()}
+    token = expand(entry.auth_token) if entry.auth_token else run_token
+    if token and not any(key.lower() == "authorization" for key in headers):
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _shown_command(entry: ServerEntry) -> str:
     return shorten(" ".join([entry.command or "", *entry.args]), width=_LONGEST_COMMAND, placeholder=" ...")
 
 
-def _transport_kind(entry: _ServerEntry, *, where: str) -> TransportKind:
+def _transport_kind(item: _Described) -> TransportKind:
+    entry, where = item.entry, item.where
     if (entry.command is None) == (entry.url is None):
         raise ConfigError(f"{where}: give either `command` (stdio) or `url` (HTTP)")
     named = entry.type or entry.transport
@@ -212,7 +192,11 @@ def _transport_kind(entry: _ServerEntry, *, where: str) -> TransportKind:
         return TransportKind.STDIO
     if kind is TransportKind.STDIO:
         raise ConfigError(f"{where}: type = {named!r} needs a `command`, but a `url` is given")
-    return kind
+    return TransportKind.GATEWAY if kind is TransportKind.AUTO and item.is_gateway else kind
+
+
+def _is_gateway_url(url: str) -> bool:
+    return urlsplit(url).path.rstrip("/").endswith(GATEWAY_PATH)
 
 
 def _expand(text: str, *, variables: Mapping[str, str], where: str) -> str:

@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
@@ -73,6 +74,11 @@ class FunctionToolbox:
                 return await self._run(tool, arguments)
         except TimeoutError:
             return failure(ToolStatus.TIMEOUT, f"{request.name} did not answer within {deadline_s:g} s")
+
+    @asynccontextmanager
+    async def for_record(self) -> AsyncIterator[FunctionToolbox]:
+        """Itself: functions have no sessions."""
+        yield self
 
     async def close(self) -> None:
         """Cancel running calls. A plain function that is running cannot be stopped: its thread ends when it returns."""

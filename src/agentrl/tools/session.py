@@ -17,16 +17,19 @@ import random
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
+from pydantic import ValidationError
 
 from agentrl.errors import ToolServerError
-from agentrl.tools.config_file import ServerConfig, TransportKind
+from agentrl.tools.failures import CallFailedError, failure_of_error
+from agentrl.tools.server_config import ServerConfig, SessionScope, TransportKind
 from agentrl.tools.transport import ConnectionNotes, open_transport
+from agentrl.types import ToolStatus
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +52,6 @@ class SessionClosedError(Exception):
     """The session was closed by its owner."""
 
 
-class CallFailedError(Exception):
-    """The server answered the call with a protocol error, or with something that is no tool result."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Connection:
     """One life of the connection."""
@@ -66,16 +65,19 @@ class _Connection:
 class McpSession:
     """Keeps one session to `server` alive between `start` and `close`. All methods belong to one event loop."""
 
-    def __init__(self, server: ServerConfig, *, connect_timeout_s: float, rng: random.Random) -> None:
+    def __init__(
+        self, server: ServerConfig, *, connect_timeout_s: float, rng: random.Random, reconnects: bool = True
+    ) -> None:
         self._server = server
-        self._connect_timeout_s = connect_timeout_s
+        self._reconnects = reconnects  # else a lost connection is the end, as after `close`
+        self._connect_timeout_s = server.connect_timeout_s or connect_timeout_s
         self._rng = rng
         self._kind = server.kind
         self._slots = asyncio.Semaphore(server.max_in_flight)
         self._in_flight = 0
         self._connection: _Connection | None = None
         self._changed = asyncio.Event()  # a connection came or went, a close or a health check was asked for
-        self._ready = asyncio.Event()  # connected, or closing: callers need not wait
+        self._ready = asyncio.Event()  # connected, closing or refused: callers need not wait
         self._closing = False
         self._health_check_wanted = False
         self._health_known = asyncio.Event()  # a health check ended, or the connection did
@@ -85,6 +87,7 @@ class McpSession:
         self._connecting: anyio.CancelScope | None = None
         self._num_connections = 0
         self._last_error = _NOT_STARTED
+        self._refusal: CallFailedError | None = None
 
     @property
     def in_flight(self) -> int:
@@ -106,6 +109,11 @@ class McpSession:
         """Why the last connection ended or could not be made."""
         return self._last_error
 
+    @property
+    def refusal(self) -> CallFailedError | None:
+        """Why the server lets nobody in at the moment (authorization, quota); None if it does, or cannot be reached."""
+        return self._refusal
+
     async def start(self) -> list[types.Tool]:
         """Connect and list the tools, within the connect timeout. Raises ToolServerError."""
         loop = asyncio.get_running_loop()
@@ -117,7 +125,7 @@ class McpSession:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         """One call; the caller sets the deadline by cancelling.
 
-        Raises SessionLostError, SessionClosedError or CallFailedError.
+        Raises SessionLostError, SessionClosedError, or CallFailedError for an answer that is no result.
         """
         self._in_flight += 1
         try:
@@ -156,6 +164,8 @@ class McpSession:
                 raise SessionClosedError(self._server.name)
             if self._connection is not None:
                 return self._connection
+            if self._refusal is not None:
+                raise CallFailedError(str(self._refusal), status=self._refusal.status)
             await self._ready.wait()
 
     async def _call_on(self, connection: _Connection, tool: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
@@ -182,7 +192,7 @@ class McpSession:
             raise SessionClosedError(self._server.name) from error
         if connection.lost.done() or _is_transport_failure(error):
             raise SessionLostError(_describe(error)) from error
-        raise CallFailedError(_describe(error)) from error
+        raise failure_of_error(error) from error
 
     # --- the owner ---
 
@@ -224,18 +234,22 @@ class McpSession:
         if not out_of_time or self._last_error == _NOT_STARTED:  # else: what failed before says more
             reason = "the server closed the connection" if error is None else _describe(error)
             self._last_error = reason + notes.describe()
+        self._refusal = _refusal_of(error)
+        if self._refusal is not None:
+            self._ready.set()  # callers need not wait: they would be refused
         return error
 
     def _note_failure(self, failure: BaseException | None) -> bool:
         """Whether to connect again. A server that never started is given up, unless it may still be coming up."""
         if self._num_connections > 0:
-            logger.warning("%s was lost: %s; connecting again", self._title(), self._last_error)
-            return True
+            next_step = "connecting again" if self._reconnects else "its state is gone"
+            logger.warning("%s was lost: %s; %s", self._title(), self._last_error, next_step)
+            return self._reconnects
         cause = _root_cause(failure)
         if asyncio.get_running_loop().time() < self._start_deadline:
             if self._server.kind is not TransportKind.STDIO and isinstance(cause, httpx2.TransportError):
                 return True  # nobody listens yet
-            if self._kind is TransportKind.AUTO and isinstance(cause, MCPError):
+            if self._kind is TransportKind.AUTO and isinstance(cause, MCPError) and self._refusal is None:
                 logger.info("%s is no streamable-HTTP endpoint (%s): trying SSE", self._title(), self._last_error)
                 self._kind = TransportKind.SSE
                 return True
@@ -261,7 +275,7 @@ class McpSession:
         with anyio.CancelScope(deadline=self._connect_deadline()) as scope:
             self._connecting = scope
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(Client(transport, cache=None))
+                client = await stack.enter_async_context(Client(transport, cache=None, mode=self._protocol_mode()))
                 tools = await _list_tools(client)
                 scope.deadline = math.inf
                 self._connecting = None
@@ -271,6 +285,10 @@ class McpSession:
         self._connecting = None
         if scope.cancelled_caught and not self._closing:
             raise TimeoutError
+
+    def _protocol_mode(self) -> Literal["auto", "legacy"]:
+        """Since its 2026 revision the protocol has no sessions over HTTP: state per Record needs the one before."""
+        return "legacy" if self._server.scope is SessionScope.PER_ROLLOUT else "auto"
 
     def _connect_deadline(self) -> float:
         if self._num_connections == 0:
@@ -308,6 +326,7 @@ class McpSession:
 
     def _connected(self, connection: _Connection) -> None:
         self._num_connections += 1
+        self._refusal = None
         self._connection = connection
         self._health_check_wanted = False
         self._ready.set()
@@ -358,8 +377,21 @@ def _root_cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
+def _refusal_of(error: BaseException | None) -> CallFailedError | None:
+    """What a failed connection says about access; None if it says nothing."""
+    cause = _root_cause(error)
+    if not isinstance(cause, MCPError | httpx2.HTTPStatusError):
+        return None
+    failed = failure_of_error(cause)
+    return failed if failed.status in {ToolStatus.AUTH, ToolStatus.QUOTA} else None
+
+
 def _describe(error: BaseException) -> str:
     cause = _root_cause(error)
     if isinstance(cause, TimeoutError):
         return "no answer within the connect timeout"
+    if isinstance(cause, ValidationError):
+        first = cause.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return f"its reply is no {cause.title} ({where}: {first['msg']}; {cause.error_count()} problems in all)"
     return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__

@@ -1,8 +1,8 @@
-"""`McpToolbox`: the tools of all configured MCP servers behind one Toolbox; `open_toolbox` starts it.
+"""`McpToolbox`: the tools of all configured servers behind one Toolbox; `open_toolbox` starts it.
 
-A call is checked against the tool's schema, sent to the least busy session of its server and bounded by a deadline.
-If the session dies, the call of a stateless server is sent again (at most twice, within the same deadline); a call
-that may have had an effect is not, and comes back as `crashed`.
+A call is checked against the tool's schema, then goes through its server's rate limit, circuit breaker and retries
+(guard.py) to a session (pool.py, session.py) or to a gateway (gateway_client.py), all within one deadline. A call that
+may have had an effect is sent again only if its server is declared `stateless`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,21 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import mcp_types as types
 
 from agentrl.config import ToolsConfig
-from agentrl.tools.config_file import ServerConfig, load_server_configs
+from agentrl.errors import ToolServerError
+from agentrl.protocols import Toolbox
+from agentrl.tools.config_file import load_server_configs
+from agentrl.tools.gateway_client import GatewayServer
+from agentrl.tools.pool import ListedTool, PerRolloutServer, SharedServer, ToolServer, all_or_first_error
 from agentrl.tools.requests import ArgumentCheck, cut, failure, refuse
-from agentrl.tools.results import result_text
-from agentrl.tools.session import CallFailedError, McpSession, SessionClosedError, SessionLostError
-from agentrl.types import Recovery, ToolRequest, ToolResult, ToolSpec, ToolStatus
+from agentrl.tools.server_config import ServerConfig, SessionScope, TransportKind
+from agentrl.types import ToolRequest, ToolResult, ToolSpec, ToolStatus
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-MAX_RETRIES = 2
 
 
 async def open_toolbox(config: ToolsConfig) -> McpToolbox:
@@ -45,25 +42,26 @@ async def open_toolbox(config: ToolsConfig) -> McpToolbox:
 
 
 class McpToolbox:
-    """Implements protocols.Toolbox over MCP servers. Use it in the event loop that opened it."""
+    """Implements protocols.Toolbox over tool servers. Use it in the event loop that opened it."""
 
-    def __init__(self, pools: Sequence[_ServerPool], tools: Sequence[_McpTool], *, max_result_chars: int) -> None:
-        self._pools = tuple(pools)
+    def __init__(self, servers: Sequence[ToolServer], tools: Sequence[_ServedTool], *, max_result_chars: int) -> None:
+        self._servers = tuple(servers)
         self._tools = {tool.spec.name: tool for tool in tools}
         self._max_result_chars = max_result_chars
         self._is_closed = False
+        self._ending: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(
         cls, servers: Sequence[ServerConfig], *, connect_timeout_s: float, max_result_chars: int, rng: random.Random
     ) -> McpToolbox:
         """Connect to all servers at the same time. Raises ToolServerError naming the first that fails."""
-        pools = [_ServerPool(server, connect_timeout_s=connect_timeout_s, rng=rng) for server in servers]
+        started = [_make_server(server, connect_timeout_s=connect_timeout_s, rng=rng) for server in servers]
         try:
-            listed = await _all_or_first_error(pool.start() for pool in pools)
-            return cls(pools, _name_tools(list(zip(pools, listed, strict=True))), max_result_chars=max_result_chars)
+            listed = await all_or_first_error(server.start() for server in started)
+            return cls(started, _name_tools(list(zip(started, listed, strict=True))), max_result_chars=max_result_chars)
         except BaseException:
-            await _close_all(pools)
+            await _close_all(started)
             raise
 
     def list_tools(self) -> Sequence[ToolSpec]:
@@ -72,121 +70,127 @@ class McpToolbox:
 
     async def call(self, request: ToolRequest, *, deadline_s: float) -> ToolResult:
         """One call within `deadline_s` and the server's own `timeout_s`; the outcome is typed, never raised."""
+        return await self.call_on({}, request, deadline_s=deadline_s)
+
+    async def call_on(
+        self, own: Mapping[ToolServer, ToolServer], request: ToolRequest, *, deadline_s: float
+    ) -> ToolResult:
+        """The same, where `own` has taken the place of some servers."""
         refusal = refuse(request, self._tools)
         if refusal is not None:
             return refusal
         if self._is_closed:
             return failure(ToolStatus.CANCELLED, "the tools were closed")
         tool = self._tools[request.name]
-        result = await tool.pool.call(tool.remote_name, request.arguments, deadline_s=deadline_s)
+        server = own.get(tool.server, tool.server)
+        result = await server.call(tool.remote_name, request.arguments, deadline_s=deadline_s)
         return ToolResult(
             status=result.status,
             content=cut(result.content, max_chars=self._max_result_chars),
             error=result.error,
         )
 
+    @asynccontextmanager
+    async def for_record(self) -> AsyncIterator[Toolbox]:
+        """The tools of one Record: its own sessions with `per_rollout` servers, ended with the block."""
+        own = {server: server.for_record() for server in self._servers}
+        own = {server: lease for server, lease in own.items() if lease is not server}
+        if not own:
+            yield self
+            return
+        try:
+            yield _RecordToolbox(self, own)
+        finally:
+            # A task, so that being cancelled here leaves nothing running: `close` waits for what is left.
+            ending = asyncio.create_task(_close_all(list(own.values())))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.shield(ending)
+
     async def close(self) -> None:
         """End every child process, connection and running call. Safe to repeat."""
         self._is_closed = True
-        await _close_all(self._pools)
+        await _close_all(self._servers)
+        await asyncio.gather(*self._ending)
+
+
+class _RecordToolbox:
+    """Implements protocols.Toolbox for one Record."""
+
+    def __init__(self, shared: McpToolbox, own: Mapping[ToolServer, ToolServer]) -> None:
+        self._shared = shared
+        self._own = own
+
+    def list_tools(self) -> Sequence[ToolSpec]:
+        """The tools of all Records."""
+        return self._shared.list_tools()
+
+    async def call(self, request: ToolRequest, *, deadline_s: float) -> ToolResult:
+        """One call, in the Record's own session where its server has one."""
+        return await self._shared.call_on(self._own, request, deadline_s=deadline_s)
+
+    @asynccontextmanager
+    async def for_record(self) -> AsyncIterator[Toolbox]:
+        """Itself: it is one Record's already."""
+        yield self
+
+    async def close(self) -> None:
+        """End the Record's own sessions; the rest belongs to all."""
+        await _close_all(list(self._own.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _McpTool:
+class _ServedTool:
     spec: ToolSpec
     check: ArgumentCheck
-    pool: _ServerPool
+    server: ToolServer
     remote_name: str
 
 
-class _ServerPool:
-    """The sessions of one server."""
-
-    def __init__(self, server: ServerConfig, *, connect_timeout_s: float, rng: random.Random) -> None:
-        self.server = server
-        self._sessions = [
-            McpSession(server, connect_timeout_s=connect_timeout_s, rng=rng) for _ in range(server.sessions)
-        ]
-
-    async def start(self) -> list[types.Tool]:
-        """Connect every session; the tools of the first. Raises ToolServerError."""
-        listed = await _all_or_first_error(session.start() for session in self._sessions)
-        return listed[0]
-
-    async def call(self, tool: str, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
-        """The call, sent again if its session dies and the server is stateless."""
-        loop = asyncio.get_running_loop()
-        limit_s = min(deadline_s, self.server.timeout_s)
-        deadline = loop.time() + limit_s
-        reason = ""
-        is_repeatable = self.server.recovery is Recovery.STATELESS
-        for _ in range(1 + (MAX_RETRIES if is_repeatable else 0)):
-            session = min(self._sessions, key=lambda candidate: (not candidate.is_connected, candidate.in_flight))
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return _to_result(await session.call(tool, arguments))
-            except TimeoutError:
-                return self._too_late(session, tool, limit_s=limit_s)
-            except CallFailedError as error:
-                return failure(ToolStatus.TOOL_ERROR, f"{tool} failed: {error}")
-            except SessionClosedError:
-                return failure(ToolStatus.CANCELLED, f"{tool} was cancelled: the tools were closed")
-            except SessionLostError as error:
-                reason = str(error)
-        logger.warning("tool server %s died during a call of %s: %s", self.server.name, tool, reason)
-        return failure(ToolStatus.CRASHED, f"{tool} crashed")
-
-    def _too_late(self, session: McpSession, tool: str, *, limit_s: float) -> ToolResult:
-        if not session.is_connected:
-            logger.warning("tool server %s is down: %s", self.server.name, session.last_error)
-            return failure(ToolStatus.CRASHED, f"{tool} is not available: its server is down")
-        session.check_health()
-        return failure(ToolStatus.TIMEOUT, f"{tool} did not answer within {limit_s:g} s")
-
-    async def close(self) -> None:
-        """End all sessions."""
-        await asyncio.gather(*(session.close() for session in self._sessions))
+def _make_server(config: ServerConfig, *, connect_timeout_s: float, rng: random.Random) -> ToolServer:
+    if config.kind is TransportKind.GATEWAY:
+        return GatewayServer(config, connect_timeout_s=connect_timeout_s, rng=rng)
+    kind = PerRolloutServer if config.scope is SessionScope.PER_ROLLOUT else SharedServer
+    return kind(config, connect_timeout_s=connect_timeout_s, rng=rng)
 
 
-def _to_result(result: types.CallToolResult) -> ToolResult:
-    text = result_text(result)
-    if result.is_error:
-        return ToolResult(status=ToolStatus.TOOL_ERROR, content=text, error=text or "the tool reported an error")
-    return ToolResult(status=ToolStatus.OK, content=text)
-
-
-def _name_tools(listed: Sequence[tuple[_ServerPool, Sequence[types.Tool]]]) -> list[_McpTool]:
-    counts = Counter(name for _, tools in listed for name in {tool.name for tool in tools})
-    named = []
-    for pool, tools in listed:
-        for tool in tools:
-            server = pool.server
-            spec = ToolSpec(
-                name=f"{server.name}.{tool.name}" if counts[tool.name] > 1 else tool.name,
-                description=tool.description or "",
-                parameters=tool.input_schema,
-                server=server.name,
-                recovery=server.recovery,
-            )
-            named.append(_McpTool(spec=spec, check=ArgumentCheck(spec), pool=pool, remote_name=tool.name))
+def _name_tools(listed: Sequence[tuple[ToolServer, Sequence[ListedTool]]]) -> list[_ServedTool]:
+    """Bare names where they are unique, else `server.tool`. Raises ToolServerError if even that is not unique."""
+    offered = [(server, tool) for server, tools in listed for tool in _shown(server.config, tools)]
+    counts = Counter(tool.name for _, tool in offered)
+    named = [_serve(tool, server=server, is_unique=counts[tool.name] == 1) for server, tool in offered]
+    for name, count in Counter(tool.spec.name for tool in named).items():
+        if count > 1:
+            raise ToolServerError(f"{count} tools are called {name!r}: blacklist all but one, or rename a server")
     return named
 
 
-async def _all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; as soon as one fails, its error, once the others have ended."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        if tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done():
-                task.result()
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def _shown(config: ServerConfig, tools: Sequence[ListedTool]) -> list[ListedTool]:
+    """What the model may see: without the blacklist, and each name of a server once."""
+    unknown = config.blacklist - {tool.name for tool in tools}
+    if unknown:
+        logger.warning("tool server %s: no tool to blacklist is called %s", config.name, ", ".join(sorted(unknown)))
+    shown: dict[tuple[str, str], ListedTool] = {}
+    for tool in tools:
+        if tool.name in config.blacklist:
+            continue
+        if (tool.server, tool.name) in shown:
+            logger.warning("tool server %s lists %r twice: the first is used", tool.server, tool.name)
+        shown.setdefault((tool.server, tool.name), tool)
+    return list(shown.values())
 
 
-async def _close_all(pools: Sequence[_ServerPool]) -> None:
-    await asyncio.gather(*(pool.close() for pool in pools))
+def _serve(tool: ListedTool, *, server: ToolServer, is_unique: bool) -> _ServedTool:
+    spec = ToolSpec(
+        name=tool.name if is_unique else f"{tool.server}.{tool.name}",
+        description=tool.description,
+        parameters=tool.parameters,
+        server=tool.server,
+        recovery=server.config.recovery,
+        timeout_s=server.config.timeout_s,
+    )
+    return _ServedTool(spec=spec, check=ArgumentCheck(spec), server=server, remote_name=tool.remote_name)
+
+
+async def _close_all(servers: Sequence[ToolServer]) -> None:
+    await asyncio.gather(*(server.close() for server in servers))

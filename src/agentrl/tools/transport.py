@@ -21,13 +21,15 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.config.marks import LAUNCH_MARK
-from agentrl.tools.config_file import ServerConfig, TransportKind
+from agentrl.tools.http_errors import CallErrorTransport
 from agentrl.tools.requests import shorten
+from agentrl.tools.server_config import ServerConfig, TransportKind
 
 logger = logging.getLogger(__name__)
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 _MAX_CONNECTIONS = 64  # more parallel connections made one reset end the whole SDK session
+_KEEPALIVE_S = 2.0  # servers close idle connections after 5 s or more: a request must not meet with that
 _CONNECT_TIMEOUT_S = 30.0
 _STDERR_LINES = 20
 _STDERR_LINE_CHARS = 500
@@ -110,7 +112,11 @@ async def open_transport(
 async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIterator[Streams]:
     mark = {name: value for name, value in os.environ.items() if name == LAUNCH_MARK}  # the SDK hands on little else
     parameters = StdioServerParameters(
-        command=server.command, args=list(server.args), env={**server.env, **mark}, cwd=server.cwd
+        command=server.command,
+        args=list(server.args),
+        env={**server.env, **mark},
+        cwd=server.cwd,
+        encoding_error_handler="replace",  # one bad byte must not end the session with all its calls
     )
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd, "rb", 0) as reader, os.fdopen(write_fd, "w") as errlog:
@@ -128,9 +134,15 @@ async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIter
 @asynccontextmanager
 async def _open_http(server: ServerConfig) -> AsyncIterator[Streams]:
     timeout = httpx2.Timeout(_CONNECT_TIMEOUT_S, read=server.timeout_s + _CONNECT_TIMEOUT_S)
-    limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS)
+    limits = httpx2.Limits(
+        max_connections=_MAX_CONNECTIONS,
+        max_keepalive_connections=_MAX_CONNECTIONS,
+        keepalive_expiry=_KEEPALIVE_S,
+    )
     async with (
-        httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, limits=limits) as client,
+        httpx2.AsyncClient(
+            headers=dict(server.headers), timeout=timeout, transport=CallErrorTransport(limits=limits)
+        ) as client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_EVENT_BYTES) as streams,
     ):
         yield streams

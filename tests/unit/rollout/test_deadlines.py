@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from agentrl.rollout.deadlines import deadline, stopped_clock
+from agentrl.rollout.deadlines import deadline, stopped_clock, time_left_s
 
 LIMIT_S = 0.05
 
@@ -72,3 +72,17 @@ async def test_cleaning_up_after_a_deadline_may_wait_for_the_store() -> None:
     with pytest.raises(TimeoutError):
         await work()
     assert is_cleaned_up
+
+
+async def test_the_time_left_is_that_of_the_tightest_deadline_and_does_not_run_while_the_store_is_waited_for():
+    assert time_left_s() == float("inf")
+    async with deadline(100), deadline(10):
+        left_s = time_left_s()
+        assert 9 < left_s <= 10
+        with stopped_clock():
+            held_s = time_left_s()
+            await asyncio.sleep(0.05)
+            assert time_left_s() == held_s
+        async with asyncio.timeout(5), deadline(1000):
+            assert time_left_s() <= 10
+    assert time_left_s() == float("inf")

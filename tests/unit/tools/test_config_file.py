@@ -6,7 +6,8 @@ import pytest
 
 from agentrl.config import ToolsConfig
 from agentrl.errors import ConfigError
-from agentrl.tools.config_file import TransportKind, load_server_configs
+from agentrl.tools.config_file import load_server_configs
+from agentrl.tools.server_config import SessionScope, TransportKind
 from agentrl.types import Recovery
 
 CALCULATOR = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
@@ -160,16 +161,73 @@ def test_a_manager_url_is_one_server_over_http_or_sse():
 
 
 @pytest.mark.parametrize("url", ["http://h/mcpapi", "http://h/x/mcpapi/", "http://h/mcpapi?a=b"])
-def test_a_gateway_url_is_refused_and_says_why(url):
-    with pytest.raises(ConfigError, match="/mcpapi gateway protocol is not available yet"):
-        load_server_configs(ToolsConfig(mcp_manager_url=url))
+def test_a_url_that_ends_in_mcpapi_is_a_gateway_in_both_places(tmp_path, url):
+    (server,) = load_server_configs(ToolsConfig(mcp_manager_url=url, mcp_auth_token="t"))
+    assert (server.kind, server.only_server) == (TransportKind.GATEWAY, None)
+    assert server.headers == {"Authorization": "Bearer t"}
+    (listed,) = load(tmp_path, {"dock": {"url": url}})
+    assert (listed.name, listed.kind) == ("dock", TransportKind.GATEWAY)
 
 
-def test_contradicting_settings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="both set"):
-        load_server_configs(ToolsConfig(mcp_manager_url="http://h/mcp", mcp_config=tmp_path / "x"))
+def test_a_name_that_no_file_has_is_looked_for_behind_the_gateway(tmp_path):
+    chosen = load(tmp_path, {"a": CALCULATOR}, mcp_manager_url="http://h/mcpapi", mcp_server_name="search")
+    assert [(server.name, server.only_server) for server in chosen] == [("manager", "search")]
+    chosen = load(tmp_path, {"a": CALCULATOR}, mcp_manager_url="http://h/mcpapi", mcp_server_name="a")
+    assert [(server.name, server.only_server) for server in chosen] == [("a", None)]
+
+
+def test_a_gateway_has_no_session_for_a_record(tmp_path):
+    with pytest.raises(ConfigError, match="per_rollout: the /mcpapi protocol has no sessions"):
+        load(tmp_path, {"a": {"url": "http://h/mcpapi", "scope": "per_rollout"}})
+
+
+def test_there_is_nothing_to_choose_behind_one_plain_endpoint():
     with pytest.raises(ConfigError, match="nothing to choose"):
         load_server_configs(ToolsConfig(mcp_manager_url="http://h/mcp", mcp_server_name="search"))
+
+
+def test_all_three_sources_may_be_used_together(tmp_path):
+    yaml_file = tmp_path / "tools.yaml"
+    yaml_file.write_text("tools: [{config: {command: uvx, args: [b]}}]", encoding="utf-8")
+    servers = load(tmp_path, {"a": CALCULATOR}, tool_config_path=yaml_file, mcp_manager_url="http://h/mcp")
+    assert [(server.name, server.kind.value) for server in servers] == [
+        ("a", "stdio"),
+        ("b", "stdio"),
+        ("manager", "auto"),
+    ]
+
+
+def test_one_name_in_two_sources_is_refused_with_both(tmp_path):
+    yaml_file = tmp_path / "tools.yaml"
+    yaml_file.write_text("tools: [{config: {command: uvx, server_name: a}}]", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"server 'a' is in .*servers\.json and in .*tools\.yaml"):
+        load(tmp_path, {"a": CALCULATOR}, tool_config_path=yaml_file)
+
+
+def test_the_limits_of_a_server_are_taken_from_its_entry(tmp_path):
+    entry = {
+        **CALCULATOR,
+        "connect_timeout_s": 3,
+        "rate_limit_per_s": 2.5,
+        "max_retries": 0,
+        "retry_pause_s": 1,
+        "breaker_failures": 9,
+        "breaker_pause_s": 7,
+        "blacklist": ["shell"],
+        "scope": "per_rollout",
+    }
+    (server,) = load(tmp_path, {"a": entry})
+    assert (server.connect_timeout_s, server.rate_limit_per_s, server.max_retries) == (3, 2.5, 0)
+    assert (server.retry_pause_s, server.breaker_failures, server.breaker_pause_s) == (1, 9, 7)
+    assert (server.blacklist, server.scope, server.sessions) == ({"shell"}, SessionScope.PER_ROLLOUT, 96)
+
+
+def test_a_servers_own_token_comes_before_that_of_the_run(tmp_path):
+    servers = {"own": {"url": "http://h/mcp", "auth_token": "${KEY}"}, "run": {"url": "http://h/mcp"}}
+    own, run = load(tmp_path, servers, environment={"KEY": "k"}, mcp_auth_token="t")
+    assert own.headers == {"Authorization": "Bearer k"}
+    assert run.headers == {"Authorization": "Bearer t"}
+    assert "Bearer" not in repr(own)
 
 
 def test_nothing_configured_is_no_server():

@@ -1,0 +1,61 @@
+"""`ServerConfig`: one tool server, ready to be started, wherever its description was read from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from agentrl.types import Recovery
+
+MAX_RETRIES = 2
+RETRY_PAUSE_S = 0.5
+BREAKER_FAILURES = 5
+BREAKER_PAUSE_S = 15.0
+ROLLOUT_SESSIONS = 96  # as many Records as one sampler has in flight by default
+
+
+class TransportKind(StrEnum):
+    """How a server is spoken to."""
+
+    STDIO = "stdio"
+    HTTP = "http"  # streamable HTTP
+    SSE = "sse"  # the legacy transport
+    AUTO = "auto"  # streamable HTTP, else SSE
+    GATEWAY = "mcpapi"  # AgentDock's HTTP API: many servers behind one URL, not MCP
+
+
+class SessionScope(StrEnum):
+    """Who shares a session with a server."""
+
+    SHARED = "shared"  # all Records of the process
+    PER_ROLLOUT = "per_rollout"  # a session (stdio: a process) for each Record that calls it, ended with the Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """One tool server: variables expanded, defaults filled in."""
+
+    name: str
+    kind: TransportKind
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # added to HOME, PATH and the like
+    cwd: Path | None = None
+    url: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    recovery: Recovery
+    scope: SessionScope = SessionScope.SHARED
+    timeout_s: float  # of one call, its retries included
+    connect_timeout_s: float | None = None  # None: as the toolbox says
+    max_in_flight: int  # per session
+    sessions: int  # per_rollout: at most this many at a time
+    rate_limit_per_s: float | None = None
+    max_retries: int = MAX_RETRIES
+    retry_pause_s: float = RETRY_PAUSE_S
+    breaker_failures: int = BREAKER_FAILURES
+    breaker_pause_s: float = BREAKER_PAUSE_S
+    blacklist: frozenset[str] = frozenset()  # tools not shown to the model, by the server's own names
+    only_server: str | None = None  # of a gateway: the one server whose tools are used
+    description: str  # for messages: the command or URL as written, without secrets
