@@ -72,7 +72,7 @@ class Tools:
     def __init__(self) -> None:
         documents = load_corpus(BUNDLED_CORPUS)
         self._index = SearchIndex(documents)
-        self._texts = [document["text"] for document in documents]
+        self._texts = [document.text for document in documents]
 
     def call(self, tool: str, argument: str) -> str:
         """What the server would answer. Raises what its function raises."""

@@ -69,6 +69,13 @@ COMMANDS = {
         summary="Load a task file into a run, or generate the laptop tasks.",
         needs_run_name=False,
     ),
+    "tools": Command(
+        module="agentrl.cli.tools",
+        summary="Serve, list, call or check tool servers.",
+        needs_run_name=False,
+        uses_stored_config=False,
+        secrets=frozenset({"mcp_auth_token"}),
+    ),
     "train": Command(module="agentrl.cli.train", summary="The trainer process."),
     "sample": Command(
         module="agentrl.cli.sample", summary="A sampler process.", serves_fleets=True, secrets=SETTINGS_WITH_SECRETS

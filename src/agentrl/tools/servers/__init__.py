@@ -1,1 +1,1 @@
-"""MCP servers that come with AgentRL: `python -m agentrl.tools.servers.calculator`, `... .search`."""
+"""MCP servers that come with AgentRL, each `python -m agentrl.tools.servers.NAME`: see docs/tool_servers.md."""

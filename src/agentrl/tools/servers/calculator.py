@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from agentrl.tools.servers.serving import OperationError, add_transport_flags, make_server, serve
+from agentrl.tools.servers.serving import OperationError, add_transport_flags, make_server, serve, text_tool
 
 MAX_DIGITS = 100
 _EXPRESSION = re.compile(r"\s*([+-]?[0-9]+)\s*(//|[-+*/])\s*([+-]?[0-9]+)\s*")
@@ -46,13 +46,13 @@ def main() -> None:
     """Command line of the server."""
     parser = argparse.ArgumentParser(description="MCP server: one arithmetic operation on integers")
     add_transport_flags(parser)
-    server = make_server(
+    tool = text_tool(
         "calculator",
         argument="expression",
         description="Compute one operation (+ - * / //) on two integers, e.g. 37*24",
         run=evaluate,
     )
-    serve(server, parser.parse_args())
+    serve(make_server("calculator", tool), parser.parse_args())
 
 
 if __name__ == "__main__":

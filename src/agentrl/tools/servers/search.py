@@ -8,79 +8,35 @@ matches. The answer is cut at `max_chars`.
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from agentrl.tools.servers.serving import add_transport_flags, make_server, serve
+from agentrl.tools.servers.corpus_files import CorpusError, Document, read_jsonl
+from agentrl.tools.servers.corpus_index import DocumentIndex
+from agentrl.tools.servers.serving import add_transport_flags, make_server, serve, text_tool
 
 BUNDLED_CORPUS = Path(__file__).with_name("corpus.jsonl")
 NO_RESULTS = "No results."
-MAX_QUERY_WORDS = 64
-_WORD = re.compile(r"\w+")
-
-
-class CorpusError(ValueError):
-    """A corpus line is not a document; says which one."""
 
 
 class SearchIndex:
     """Title lookup and BM25 over documents, in memory."""
 
-    def __init__(self, documents: Iterable[Mapping[str, str]]) -> None:
-        self._by_title: dict[str, list[str]] = {}
-        self._database = sqlite3.connect(":memory:")
-        self._database.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='unicode61')")
-        rows = [(document["title"], document["text"]) for document in documents]
-        self._database.executemany("INSERT INTO documents (title, text) VALUES (?, ?)", rows)
-        for title, text in rows:
-            self._by_title.setdefault(_title_key(title), []).append(text)
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._index = DocumentIndex.in_memory(documents)
 
     def __len__(self) -> int:
-        return int(self._database.execute("SELECT count(*) FROM documents").fetchone()[0])
+        return len(self._index)
 
     def search(self, query: str, *, top_k: int, max_chars: int) -> str:
         """Texts of the best documents, one a line, or the text that says there are none."""
-        texts = self._by_title.get(_title_key(query)) or self._rank(query, top_k=top_k)
-        return "\n".join(texts)[:max_chars] if texts else NO_RESULTS
-
-    def _rank(self, query: str, *, top_k: int) -> list[str]:
-        words = _WORD.findall(query)[:MAX_QUERY_WORDS]
-        if not words:
-            return []
-        # Quoted words joined by OR: nothing of the query is read as FTS5 syntax.
-        expression = " OR ".join(f'"{word}"' for word in words)
-        rows = self._database.execute(
-            "SELECT text FROM documents WHERE documents MATCH ? ORDER BY bm25(documents), rowid LIMIT ?",
-            (expression, top_k),
-        )
-        return [text for (text,) in rows]
+        found = self._index.titled(query) or self._index.rank(query, top_k=top_k)
+        return "\n".join(document.text for document in found)[:max_chars] if found else NO_RESULTS
 
 
-def load_corpus(path: Path) -> list[dict[str, str]]:
+def load_corpus(path: Path) -> list[Document]:
     """Documents of a JSONL file. Raises CorpusError naming the first bad line."""
-    documents = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                documents.append(_parse_document(line, where=f"{path}:{number}"))
-    return documents
-
-
-def _parse_document(line: str, *, where: str) -> dict[str, str]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise CorpusError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "title", "text")):
-        raise CorpusError(f'{where}: expected an object with the strings "id", "title" and "text"')
-    return {key: row[key] for key in ("id", "title", "text")}
-
-
-def _title_key(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    return list(read_jsonl(path))
 
 
 def main() -> None:
@@ -95,13 +51,13 @@ def main() -> None:
         index = SearchIndex(load_corpus(flags.corpus))
     except (OSError, CorpusError) as error:
         parser.error(str(error))
-    server = make_server(
+    tool = text_tool(
         "search",
         argument="query",
         description="Look up a name or words in the encyclopedia",
         run=lambda query: index.search(query, top_k=flags.top_k, max_chars=flags.max_chars),
     )
-    serve(server, flags)
+    serve(make_server("search", tool), flags)
 
 
 if __name__ == "__main__":

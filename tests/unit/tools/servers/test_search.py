@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.tools.servers.search import BUNDLED_CORPUS, NO_RESULTS, CorpusError, SearchIndex, load_corpus
+from agentrl.tools.servers.corpus_files import CorpusError, Document
+from agentrl.tools.servers.search import BUNDLED_CORPUS, NO_RESULTS, SearchIndex, load_corpus
 
 DOCUMENTS = [
     {"id": "1", "title": "Emba", "text": "Emba is a city in Wessia with mayor Gina."},
@@ -18,7 +19,7 @@ DOCUMENTS = [
     {"id": "3", "title": "New Emba", "text": "New Emba has 42 bridges."},
     {"id": "4", "title": "emba", "text": "Emba is also a river."},
 ]
-INDEX = SearchIndex(DOCUMENTS)
+INDEX = SearchIndex(Document(**row) for row in DOCUMENTS)
 
 
 def search(query, *, top_k=1, max_chars=1000):
@@ -50,7 +51,7 @@ def test_no_query_breaks_the_index(query):
     assert search(query)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"id": "1", "title": "x"}', '{"id": 1, "title": "x", "text": "y"}'])
+@pytest.mark.parametrize("line", ["{", "[]", '{"id": "1", "title": "x"}', '{"id": [], "title": "x", "text": "y"}'])
 def test_a_bad_corpus_line_is_named(tmp_path, line):
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"id": "1", "title": "x", "text": "y"}\n\n' + line + "\n", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""A ToolResult as a reply of `/mcpapi` (AgentDock's protocol) and of MCP. Pure.
+
+A failure of `/mcpapi` has an HTTP error status, and a body that clients which only look at the body take for an error
+in either of the two shapes they know: {"status": "error", "content": {"error", "detail"}, "status_code", "detail"}.
+Known clients send a 5xx again: only calls that may be repeated get one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mcp_types as types
+
+from agentrl.tools.servers.serving import STATUS_META
+from agentrl.types import Recovery, ToolResult, ToolSpec, ToolStatus
+
+HTTP_OK = 200
+_FAILED_DEPENDENCY = 424
+_FIRST_SERVER_ERROR = 500
+_HTTP_STATUS = {
+    "tool_error": _FAILED_DEPENDENCY,
+    "bad_arguments": 422,
+    "unknown_tool": 404,
+    "malformed": 400,
+    "rate_limited": 429,
+    "quota": 402,
+    "auth": 403,  # the tool server refused the gateway; 401 would say that the client's token is wrong
+    "timeout": 504,
+    "crashed": 502,
+    "cancelled": 503,
+}
+
+
+def http_status(result: ToolResult, *, spec: ToolSpec | None) -> int:
+    """The HTTP status of a call's reply."""
+    if result.status is ToolStatus.OK:
+        return HTTP_OK
+    status = _HTTP_STATUS[result.status]
+    may_repeat = spec is None or spec.recovery is Recovery.STATELESS
+    return status if may_repeat or status < _FIRST_SERVER_ERROR else _FAILED_DEPENDENCY
+
+
+def call_body(result: ToolResult, *, spec: ToolSpec | None) -> dict[str, Any]:
+    """The JSON body of a call's reply."""
+    if result.status is ToolStatus.OK:
+        return {"content": _decoded(result.content)}
+    message = result.error or result.content
+    return error_body(message, status_code=http_status(result, spec=spec), kind=result.status)
+
+
+def error_body(message: str, *, status_code: int, kind: str) -> dict[str, Any]:
+    """The body of every reply that is no success; `agentrl_status` is the typed reason."""
+    message = _sendable(message)
+    return {
+        "status": "error",
+        "content": {"error": message, "detail": message},
+        "status_code": status_code,
+        "detail": message,
+        "agentrl_status": str(kind),
+    }
+
+
+def mcp_result(result: ToolResult) -> types.CallToolResult:
+    """The same for MCP: failures keep `isError`, with the typed reason in `_meta`."""
+    is_error = result.status is not ToolStatus.OK
+    meta = {"_meta": {STATUS_META: str(result.status)}} if is_error else {}
+    content = [{"type": "text", "text": _sendable(result.content)}]
+    return types.CallToolResult.model_validate({"content": content, "isError": is_error, **meta})
+
+
+def _decoded(text: str) -> Any:
+    """JSON text decoded, as clients of this protocol expect; what they would then take for an error stays text."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")  # no NaN, infinity or half characters
+    except (ValueError, RecursionError):
+        return text
+    is_taken_for_error = isinstance(value, dict) and (not value or "error" in value or value.get("status") == "error")
+    return text if is_taken_for_error else value
+
+
+def _sendable(text: str) -> str:
+    """Text without lone surrogates, which a request may hold in JSON and no reply can."""
+    return text.encode("utf-8", "replace").decode("utf-8")
