@@ -66,8 +66,12 @@ def run(invocation: Invocation) -> int:
 
 def tools_config(config: ToolsConfig, servers: str) -> ToolsConfig:
     """The tool settings with the servers named on the command line instead of those of the settings."""
-    is_url = servers.startswith(("http://", "https://"))
-    chosen = {"mcp_config": None if is_url else Path(servers), "mcp_manager_url": servers if is_url else None}
+    chosen: dict[str, Path | str | None] = dict.fromkeys(("mcp_config", "mcp_manager_url", "tool_config_path"))
+    if servers.startswith(("http://", "https://")):
+        chosen["mcp_manager_url"] = servers
+    else:
+        is_mirorl = Path(servers).suffix in {".yml", ".yaml"}
+        chosen["tool_config_path" if is_mirorl else "mcp_config"] = Path(servers)
     return config.model_copy(update=chosen)
 
 

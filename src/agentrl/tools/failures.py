@@ -15,10 +15,9 @@ import mcp_types as types
 from mcp import MCPError
 
 from agentrl.tools.requests import shorten
+from agentrl.tools.result_meta import RETRY_META, STATUS_META
 from agentrl.types import ToolStatus
 
-STATUS_META = "agentrl/status"
-RETRY_META = "agentrl/retry_after_s"
 _MAX_MESSAGE_CHARS = 500
 _HTTP_STATUS = {
     401: ToolStatus.AUTH,

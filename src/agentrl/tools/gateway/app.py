@@ -26,7 +26,7 @@ from agentrl.tools.gateway.calls import GatewayBusyError, GatewayCalls, GatewayL
 from agentrl.tools.gateway.guard import HEALTH_PATH, RequestGuard
 from agentrl.tools.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from agentrl.tools.gateway.replies import call_body, error_body, http_status, mcp_result
-from agentrl.tools.servers.serving import RETRY_META, STATUS_META
+from agentrl.tools.result_meta import RETRY_META, STATUS_META
 from agentrl.types import ToolResult
 
 MCP_PATH = "/mcp"

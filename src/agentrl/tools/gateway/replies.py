@@ -12,7 +12,7 @@ from typing import Any
 
 import mcp_types as types
 
-from agentrl.tools.servers.serving import STATUS_META
+from agentrl.tools.result_meta import STATUS_META
 from agentrl.types import Recovery, ToolResult, ToolSpec, ToolStatus
 
 HTTP_OK = 200

@@ -19,9 +19,9 @@ import mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
+from agentrl.tools.result_meta import RETRY_META, STATUS_META
+
 HTTP_PATH = "/mcp"
-STATUS_META = "agentrl/status"  # in a failed result's `_meta`: rate_limited, quota, auth or timeout
-RETRY_META = "agentrl/retry_after_s"
 _MAX_PROBLEM_CHARS = 300
 
 
