@@ -16,7 +16,8 @@ AgentRLError
 ├── RolloutError            the environment of a sampler failed; its Record ends as `aborted`, without a score
 ├── ScoringError            a scorer could not produce a number; never a score of 0
 ├── TrainingError           the optimizer step would have been wrong; nothing was changed
-└── StoppedByAlarmError     the stability watch ended the run, as it was asked to: exit code 3
+├── StoppedByAlarmError     the stability watch ended the run, as it was asked to: exit code 3
+└── BudgetSpentError        the next call would exceed budget_usd, so it was not made: exit code 4
 """
 
 from __future__ import annotations
@@ -142,3 +143,7 @@ class TrainingError(AgentRLError):
 
 class StoppedByAlarmError(AgentRLError):
     """The stability watch ended the run (`on_alarm`); everything up to its step is saved."""
+
+
+class BudgetSpentError(AgentRLError):
+    """The next call would exceed `budget_usd`: it was not made. Everything committed so far is kept."""

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from agentrl.calls import CallCosts as CallCosts
+from agentrl.calls import SpendingAccount as SpendingAccount
+from agentrl.calls import ToolJournal as ToolJournal
 from agentrl.score_protocols import ChatModel as ChatModel
 from agentrl.score_protocols import ScoreStore as ScoreStore
 from agentrl.score_protocols import VerdictCache as VerdictCache
@@ -30,7 +33,6 @@ from agentrl.types import (
     Task,
     TaskClaim,
     TaskStatus,
-    ToolCall,
     ToolRequest,
     ToolResult,
     ToolSpec,
@@ -252,21 +254,6 @@ class FleetStore(Protocol):
         ...
 
 
-class ToolJournal(Protocol):
-    """Results of tool calls that must not be executed twice."""
-
-    async def find_result(self, call: ToolCall) -> ToolResult | None:
-        """What the call returned when it was executed, whichever worker did; None if no result was kept."""
-        ...
-
-    async def put_result(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        """Keep a result; durable when it returns.
-
-        Returns the one to use: if the call was executed twice, everybody uses the one that was written first.
-        """
-        ...
-
-
 class ReadStore(Protocol):
     """What people look at: run, tasks, records, steps. Never changes anything."""
 
@@ -306,6 +293,10 @@ class ReadStore(Protocol):
 
     async def steps_of_task(self, task_id: str) -> list[TrainStep]:
         """Every step that consumed a group."""
+        ...
+
+    async def sum_calls(self) -> list[CallCosts]:
+        """Number, time and cost of all calls, by kind and target."""
         ...
 
 
@@ -383,7 +374,9 @@ class AuditStore(Protocol):
         ...
 
 
-class Store(TaskStore, TrainStore, FleetStore, ToolJournal, ReadStore, AuditStore, ScoreStore, Protocol):
+class Store(
+    TaskStore, TrainStore, FleetStore, ToolJournal, SpendingAccount, ReadStore, AuditStore, ScoreStore, Protocol
+):
     """All of it: what MongoStore and MemoryStore implement."""
 
     async def prepare(self) -> None:

@@ -24,6 +24,7 @@ class ToolStatus(StrEnum):
     QUOTA = "quota"  # what was paid for is used up
     CRASHED = "crashed"  # the server died during the call, is down, or answered what is no tool result
     CANCELLED = "cancelled"
+    NOT_RECORDED = "not_recorded"  # strict replay: the journal does not have the call
 
     @property
     def is_infrastructure(self) -> bool:
@@ -35,12 +36,22 @@ class ToolStatus(StrEnum):
         """Whether a Record cannot go on fairly: its tools are away, through no fault of the model."""
         return self in {
             ToolStatus.RATE_LIMITED, ToolStatus.AUTH, ToolStatus.QUOTA, ToolStatus.CRASHED, ToolStatus.CANCELLED,
+            ToolStatus.NOT_RECORDED,
         }  # fmt: skip
 
     @property
     def was_sent(self) -> bool:
         """Whether the call reached a tool, or may have."""
         return self not in {ToolStatus.BAD_ARGUMENTS, ToolStatus.UNKNOWN_TOOL, ToolStatus.MALFORMED}
+
+
+class ResultOrigin(StrEnum):
+    """Where the result of a tool call came from: the tool, or the tool journal in its place."""
+
+    LIVE = "live"
+    CACHE = "cache"  # an earlier equal call
+    REPLAY = "replay"
+    FAULT = "fault"  # injected
 
 
 class Recovery(StrEnum):
@@ -69,6 +80,16 @@ class ToolSpec:
     recovery: Recovery = Recovery.STATEFUL
     timeout_s: float | None = None  # of one call; None: as the run says
 
+    @property
+    def own_name(self) -> str:
+        """The tool as its server names it."""
+        return self.name.removeprefix(f"{self.server}.")
+
+    @property
+    def setting_keys(self) -> tuple[str, ...]:
+        """Keys of a table of settings by tool that mean this one, the closest first."""
+        return (f"{self.server}.{self.own_name}", self.own_name, f"{self.server}.*", "*")
+
     def as_openai(self) -> dict[str, Any]:
         """The function-calling form chat templates expect."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
@@ -92,6 +113,8 @@ class ToolResult:
     status: ToolStatus
     content: str
     error: str | None = None
+    origin: ResultOrigin = ResultOrigin.LIVE
+    cost_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

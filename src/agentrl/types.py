@@ -26,6 +26,7 @@ from agentrl.steps import Alarm as Alarm
 from agentrl.steps import StepStatus as StepStatus
 from agentrl.steps import TrainStep as TrainStep
 from agentrl.tool_calls import Recovery as Recovery
+from agentrl.tool_calls import ResultOrigin as ResultOrigin
 from agentrl.tool_calls import ToolCall as ToolCall
 from agentrl.tool_calls import ToolRequest as ToolRequest
 from agentrl.tool_calls import ToolResult as ToolResult
@@ -176,6 +177,7 @@ class DispatchedSamplingTask:
     finished_at: datetime
     tokens: TurnTokens | None = None
     error: str | None = None
+    cost_nano_usd: int = 0  # by the price table of the run; whole 1e-9 US dollars, so that sums are exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,7 @@ class Record:
     num_tool_calls: int = 0
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    cost_nano_usd: int = 0  # of its committed calls
     attempt: int = 1  # grows when a failed Record is sampled again; earlier attempts are in Quarantine
 
     @property
@@ -387,6 +390,7 @@ class GenerateReply:
     service_id: str
     num_cached_tokens: int = 0
     engine_times: tuple[float, float] | None = None  # start and end by the engine's clock, where it tells
+    cost_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,3 +403,4 @@ class ChatReply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     num_attempts: int = 1  # requests sent, over all models
+    cost_nano_usd: int = 0

@@ -74,3 +74,27 @@ async def test_results_beyond_the_size_of_a_document_are_kept_and_two_of_them_do
     assert await store.put_result(CALL, first) == first
     assert await store.put_result(CALL, second) == first
     assert await store.find_result(CALL) == first
+
+
+async def test_an_equal_call_of_another_record_finds_the_result_while_it_is_young(store: Store) -> None:
+    other = replace(CALL, record_id="train:1:q7/g3", turn=0, index=2)
+    assert await store.find_equal(other, max_age_s=60) is None
+    assert await store.put_equal(CALL, DONE, max_age_s=60) == DONE
+    assert await store.find_equal(other, max_age_s=60) == DONE
+    assert await store.find_equal(other, max_age_s=-1) is None
+    assert await store.find_equal(replace(other, arguments={"to": "c", "amount": 3}), max_age_s=60) is None
+    assert await store.find_result(CALL) is None
+
+
+async def test_of_two_processes_that_make_equal_calls_both_use_the_first_result_while_it_is_young(store: Store) -> None:
+    later = replace(DONE, content="later")
+    assert await store.put_equal(CALL, DONE, max_age_s=60) == DONE
+    assert await store.put_equal(CALL, later, max_age_s=60) == DONE
+    assert await store.put_equal(CALL, later, max_age_s=-1) == later
+    assert await store.find_equal(CALL, max_age_s=60) == later
+
+
+async def test_concurrent_writers_of_an_equal_call_agree(store: Store) -> None:
+    outcomes = [replace(DONE, content=f"page {number}") for number in range(8)]
+    used = await asyncio.gather(*(store.put_equal(CALL, outcome, max_age_s=60) for outcome in outcomes))
+    assert set(used) == {await store.find_equal(CALL, max_age_s=60)}

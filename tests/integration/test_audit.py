@@ -343,6 +343,10 @@ async def another_tool_counter(scene: Scene) -> None:
     await scene.change_record(await scene.tool_user(), num_tool_calls=0)
 
 
+async def another_cost(scene: Scene) -> None:
+    await scene.change_record(await scene.tool_user(), cost_nano_usd=1)
+
+
 async def a_failed_record_with_a_score(scene: Scene) -> None:
     (failed,) = [r for r in await scene.store.list_records(task_id=FAILED) if r.status is RecordStatus.FAILED]
     await scene.change_record(failed, score=0.0)
@@ -442,6 +446,7 @@ FORGERIES: list[tuple[Check, Forgery]] = [
     (Check.COUNTERS, a_tool_call_that_is_gone),
     (Check.COUNTERS, another_token_counter),
     (Check.COUNTERS, another_tool_counter),
+    (Check.COUNTERS, another_cost),
     (Check.OUTCOMES, a_failed_record_with_a_score),
     (Check.OUTCOMES, a_failure_blamed_on_the_policy),
     (Check.OUTCOMES, a_finished_record_without_a_score),

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from agentrl.cli.calls import read_spending
 from agentrl.config import RunConfig
 from agentrl.config.agent_config import AgentConfig, BrowseAgentConfig, ScorerAgentConfig, load_agent_config
 from agentrl.errors import ConfigError
 from agentrl.inference.chat import HttpChatModel
-from agentrl.protocols import ChatModel, ScoreStore
+from agentrl.protocols import ChatModel, Store
 from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.spending import PaidChat
 from agentrl.scoring import Judge, MCPScorerFactory, ScoringContext
+from agentrl.types import DispatchKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +47,17 @@ def check_judge_is_there(config: RunConfig, scorers: Iterable[str]) -> None:
 
 
 @asynccontextmanager
-async def open_agents(config: RunConfig, store: ScoreStore) -> AsyncIterator[Agents]:
+async def open_agents(config: RunConfig, store: Store) -> AsyncIterator[Agents]:
     """Judge and browse agent; their connections are closed at the end."""
     agents = read_agent_config(config)
-    judge_model = None if agents.judge is None else HttpChatModel(agents.judge, parameters={"temperature": 0})
-    browse_model = None if agents.browser is None else HttpChatModel(agents.browser)
+    spending = read_spending(config, store=store)
+    judge_model: ChatModel | None = None
+    if agents.judge is not None:
+        chat = HttpChatModel(agents.judge, parameters={"temperature": 0})
+        judge_model = PaidChat(chat, kind=DispatchKind.JUDGE, spending=spending)
+    browse_model: ChatModel | None = None
+    if agents.browser is not None:
+        browse_model = PaidChat(HttpChatModel(agents.browser), kind=DispatchKind.BROWSE, spending=spending)
     judge = None
     if judge_model is not None and agents.judge is not None:
         judge = Judge(

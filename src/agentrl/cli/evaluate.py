@@ -19,6 +19,7 @@ from rich.table import Table
 
 from agentrl.chat import ChatFormat
 from agentrl.cli.agents import open_agents
+from agentrl.cli.calls import open_calls
 from agentrl.cli.connect import connection_string, open_run_store, prepared_store
 from agentrl.cli.console import UnwindingConsole
 from agentrl.cli.invocation import Invocation, positive_int
@@ -37,7 +38,6 @@ from agentrl.protocols import Store
 from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
-from agentrl.tools import open_toolbox
 from agentrl.types import PolicyVersion, ServiceStatus
 
 ENGINE_START_S = 180.0
@@ -108,16 +108,16 @@ async def _evaluate(
         chat_template=config.model.chat_template,
         tool_call_parser=config.rollout.tool_call_parser,
     )
-    toolbox = await open_toolbox(config.tools)
-    try:
-        async with open_agents(config, store) as agents, _serving(config, version=version) as client:
-            parts = RunParts(
-                config=config, store=store, toolbox=toolbox, client=client, chat=chat, scoring=agents.scoring,
-                sampler_class=load_sampler(config.rollout.sampler_module),
-            )  # fmt: skip
-            return await evaluate(parts, rows=rows, policy_version=version.version, num_generations=num_generations)
-    finally:
-        await toolbox.close()
+    async with (
+        open_calls(config, store=store) as calls,
+        open_agents(config, store) as agents,
+        _serving(config, version=version) as client,
+    ):
+        parts = RunParts(
+            config=config, store=store, toolbox=calls.toolbox, client=calls.paying(client), chat=chat,
+            scoring=agents.scoring, sampler_class=load_sampler(config.rollout.sampler_module), caller=calls.caller,
+        )  # fmt: skip
+        return await evaluate(parts, rows=rows, policy_version=version.version, num_generations=num_generations)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """The `agentrl` command: finds the command's module, resolves the configuration, turns errors into exit codes.
 
-Exit codes: 0 done, 1 failed, 2 the user can fix it (one line on stderr), 3 stopped by an alarm, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 the user can fix it (one line on stderr), 3 stopped by an alarm, 4 budget spent,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR
+from agentrl.cli.exit_codes import EXIT_BUDGET, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR
 from agentrl.cli.invocation import UsageParser, parse_invocation
 from agentrl.config.secrets import SETTINGS_WITH_SECRETS, masked, require_secrets
 from agentrl.config.sections import RunSection
-from agentrl.errors import AgentRLError, DatabaseUnavailableError, StoppedByAlarmError, ToolServerError, UserError
+from agentrl.errors import (
+    AgentRLError,
+    BudgetSpentError,
+    DatabaseUnavailableError,
+    StoppedByAlarmError,
+    ToolServerError,
+    UserError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +58,8 @@ COMMANDS = {
     "inspect": Command(module="agentrl.cli.inspect", summary="Read trajectories in the terminal."),
     "resume": Command(module="agentrl.cli.resume", summary="Let a trainer go on that an alarm paused."),
     "audit": Command(module="agentrl.cli.audit", summary="Prove from the stored facts that nothing went wrong."),
+    "cost": Command(module="agentrl.cli.cost", summary="What the calls of a run did cost, and what it will cost."),
+    "journal": Command(module="agentrl.cli.journal", summary="Write the tool calls of a run to a file, for replay."),
     "whatif": Command(
         module="agentrl.cli.whatif",
         summary="Replay a stored step under other losses.",
@@ -116,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StoppedByAlarmError as error:
         _say(str(error))
         return EXIT_STOPPED
+    except BudgetSpentError as error:
+        _say(str(error))
+        return EXIT_BUDGET
     except AgentRLError as error:
         logger.debug("failed", exc_info=error)
         _say(str(error))

@@ -20,6 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluate.rescore import RescorePlan, RescoreReport, rescore
 from agentrl.inspector.plain import plain
 from agentrl.protocols import Store
+from agentrl.rollout.spending import first_refusal
 from agentrl.scoring import FORMAT_SCORER, MCPScorerFactory, load_scorers, parse_expression
 from agentrl.scoring.agreement import Agreement, agreement
 from agentrl.telemetry import setup_logging
@@ -66,7 +67,10 @@ def run(invocation: Invocation) -> int:
         only_judge_errors=arguments.only == "judge_error",
         max_in_flight=arguments.parallel,
     )
-    report = uvloop.run(_rescore(config, plan=plan))
+    try:
+        report = uvloop.run(_rescore(config, plan=plan))
+    except BaseExceptionGroup as errors:  # of Records scored at the same time
+        raise first_refusal(errors) or errors from errors
     _show(report, console=console, run_name=config.run.run_name)
     return 1 if report.num_failed else 0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agentrl.chat import ChatFormat
 from agentrl.cli.agents import Agents, open_agents
+from agentrl.cli.calls import open_calls
 from agentrl.cli.connect import open_run_store
 from agentrl.cli.fleet_connect import member_config, open_fleet
 from agentrl.cli.invocation import Invocation
@@ -23,9 +24,9 @@ from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.parts import RunParts
+from agentrl.rollout.tool_calls import ToolCaller
 from agentrl.rollout.worker import run_sampler
 from agentrl.scoring import load_scorers
-from agentrl.tools import open_toolbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class RolloutParts:
     client: GenerationClient
     chat: ChatFormat
     agents: Agents
+    caller: ToolCaller
 
 
 @asynccontextmanager
@@ -51,8 +53,7 @@ async def open_rollout_parts(
         chat_template=config.model.chat_template,
         tool_call_parser=config.rollout.tool_call_parser,
     )
-    async with open_run_store(config, outlasts_until=outlasts_until) as store:
-        toolbox = await open_toolbox(config.tools)
+    async with open_run_store(config, outlasts_until=outlasts_until) as store, open_calls(config, store=store) as calls:
         client = RoutedClient(
             store,
             run_name=config.run.run_name,
@@ -61,10 +62,12 @@ async def open_rollout_parts(
         )
         try:
             async with open_agents(config, store) as agents:
-                yield RolloutParts(store=store, toolbox=toolbox, client=client, chat=chat, agents=agents)
+                yield RolloutParts(
+                    store=store, toolbox=calls.toolbox, client=calls.paying(client), chat=chat, agents=agents,
+                    caller=calls.caller,
+                )  # fmt: skip
         finally:
             await client.close()
-            await toolbox.close()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +89,7 @@ def run(invocation: Invocation) -> int:
         async with open_rollout_parts(config, outlasts_until=stop) as parts:
             await run_sampler(
                 config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop,
-                scoring=parts.agents.scoring, sampler_class=sampler_class,
+                scoring=parts.agents.scoring, sampler_class=sampler_class, caller=parts.caller,
             )  # fmt: skip
 
     return run_service(config, process_name="sampler", body=body)
@@ -105,6 +108,7 @@ def _run_fleet(config: RunConfig) -> int:
                 yield RunParts(
                     config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
                     scoring=parts.agents.scoring, sampler_class=load_sampler(of_run.rollout.sampler_module),
+                    caller=parts.caller,
                 )  # fmt: skip
 
         async with open_fleet(config) as fleet:

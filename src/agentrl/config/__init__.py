@@ -3,7 +3,9 @@
 from agentrl.config.model_section import ModelConfig
 from agentrl.config.sections import (
     AlgoConfig,
+    CostConfig,
     InferenceConfig,
+    JournalConfig,
     LossConfig,
     RolloutConfig,
     RunConfig,
@@ -15,7 +17,9 @@ from agentrl.config.sections import (
 
 __all__ = [
     "AlgoConfig",
+    "CostConfig",
     "InferenceConfig",
+    "JournalConfig",
     "LossConfig",
     "ModelConfig",
     "RolloutConfig",

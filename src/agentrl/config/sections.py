@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from agentrl.config.costs import CostConfig as CostConfig
+from agentrl.config.costs import JournalConfig as JournalConfig
 from agentrl.config.loss import LossConfig as LossConfig
 from agentrl.config.model_section import ModelConfig as ModelConfig
 from agentrl.config.section import Section as Section
@@ -372,6 +374,8 @@ class RunConfig(Section):
     inference: InferenceConfig = InferenceConfig()
     tools: ToolsConfig = ToolsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    journal: JournalConfig = JournalConfig()
+    costs: CostConfig = CostConfig()
     algo: AlgoConfig = AlgoConfig()
     loss: LossConfig = LossConfig()
     train: TrainConfig = TrainConfig()

@@ -44,6 +44,7 @@ async def evaluate(
         parts.config, split=split, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
         sampler_class=parts.sampler_class, scoring=parts.scoring,
     )  # fmt: skip
+    worker.call_tools_with(parts.caller)
     async with worker.upkeep():
         await worker.drain()
     records = await parts.store.list_records(split=split, limit=len(tasks) * num_generations)

@@ -90,6 +90,7 @@ def check_counters(facts: GroupFacts) -> Iterator[Finding]:
         counted = {
             "num_completion_tokens": sum(len(turn.tokens.completion_ids) for turn in turns),
             "num_tool_calls": sum(call.kind is DispatchKind.TOOL for turn in turns for call in turn.tools),
+            "cost_nano_usd": sum(call.cost_nano_usd for turn in turns for call in (turn.model, *turn.tools)),
             "num_prompt_tokens": max(prompts, default=0),
             "turn_prompt_tokens": tuple(prompts),
         }

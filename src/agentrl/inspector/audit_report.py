@@ -51,7 +51,7 @@ TITLES: Mapping[Check, tuple[str, str]] = {
     Check.LEDGER: ("steps", "steps are contiguous and committed; versions and checkpoints match them"),
     Check.LEASES: ("tasks", "no claim outlives its lease, no Record runs on in a settled group"),
     Check.TURN_CHAIN: ("turns", "committed turns are there, in order, fenced, and their tokens are accounted for"),
-    Check.COUNTERS: ("records", "token and tool-call counters equal the sums over turns"),
+    Check.COUNTERS: ("records", "token, tool-call and cost counters equal the sums over turns"),
     Check.OUTCOMES: ("records", "failed Records have a typed reason and no score, finished ones a score"),
     Check.POLICY_VERSIONS: ("versions", "every policy version that sampled a token was published"),
     Check.LATE_WORK: ("entries", "work that a fence refused was neither committed nor trained"),

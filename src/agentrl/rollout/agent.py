@@ -32,8 +32,10 @@ from agentrl.config import InferenceConfig, RolloutConfig
 from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
 from agentrl.rollout.deadlines import deadline, stopped_clock, time_left_s
 from agentrl.rollout.limits import Limits, decide_stop, read_turn
-from agentrl.rollout.recovery import call_once, journalled_call
+from agentrl.rollout.recovery import journalled_call
 from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.spending import first_refusal
+from agentrl.rollout.tool_calls import LiveCaller, PendingCall, ToolCaller
 from agentrl.scoring import extract_answer
 from agentrl.types import (
     DispatchedSamplingTask,
@@ -41,7 +43,7 @@ from agentrl.types import (
     GenerateReply,
     GenerateRequest,
     Record,
-    Recovery,
+    ResultOrigin,
     SamplingParams,
     StopReason,
     Task,
@@ -72,6 +74,7 @@ class Agent:
     tool_timeout_s: float
     clock: Callable[[], datetime]
     scoring: RecordScorer = field(default_factory=RecordScorer)
+    caller: ToolCaller | None = None  # how tool calls are made; None: live, without prices
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -87,6 +90,11 @@ class Agent:
             frequency_penalty=self.inference.frequency_penalty,
             stop_token_ids=self.chat.stop_token_ids,
         )
+
+    @property
+    def tool_caller(self) -> ToolCaller:
+        """How tool calls are made."""
+        return self.caller or LiveCaller(journal=self.journal)
 
     def visible_tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """The tools this Task's prompt names."""
@@ -236,6 +244,7 @@ def _model_dispatch(
             version_spans=reply.version_spans,
             finish_reason=reply.finish_reason,
         ),
+        cost_nano_usd=reply.cost_nano_usd,
     )  # fmt: skip
 
 
@@ -249,13 +258,16 @@ def _engine_times(reply: GenerateReply) -> dict[str, float]:
 async def _call_tools(
     parsed: ParsedCompletion, *, task: Task, model: DispatchedSamplingTask, agent: Agent
 ) -> tuple[DispatchedSamplingTask, ...]:
-    """Run the calls of one turn concurrently; results keep the order of the calls."""
+    """Run the calls of one turn concurrently; results keep the order of the calls. Raises BudgetSpentError."""
     visible = {tool.name: tool for tool in agent.visible_tools(task)}
-    async with asyncio.TaskGroup() as group:
-        running = [
-            group.create_task(_call_tool(call, index=index, visible=visible, model=model, agent=agent))
-            for index, call in enumerate(parsed.tool_calls, start=1)
-        ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(_call_tool(call, index=index, visible=visible, model=model, agent=agent))
+                for index, call in enumerate(parsed.tool_calls, start=1)
+            ]
+    except BaseExceptionGroup as errors:
+        raise first_refusal(errors) or errors from errors
     return tuple(call.result() for call in running)
 
 
@@ -279,12 +291,17 @@ async def _call_tool(
         target=call.name,
         status=result.status.value,
         request={"name": call.name, "arguments": dict(call.arguments), "call_id": call.call_id},
-        response={"content": result.content},
+        response={"content": result.content, **_origin(result)},
         started_at=started_at,
         finished_at=agent.clock(),
         tokens=None,
         error=result.error,
+        cost_nano_usd=result.cost_nano_usd,
     )
+
+
+def _origin(result: ToolResult) -> dict[str, str]:
+    return {} if result.origin is ResultOrigin.LIVE else {"origin": result.origin.value}
 
 
 async def _send(
@@ -292,12 +309,12 @@ async def _send(
 ) -> ToolResult:
     # Deadlines nest: a call ends with a typed result before its turn or its Record would be cut off around it.
     limit_s = min(spec.timeout_s or agent.tool_timeout_s, max(0.0, time_left_s() - AFTER_TOOLS_S))
-    if spec.recovery is not Recovery.JOURNALLED:
-        return await agent.toolbox.call(call, deadline_s=limit_s)
-    return await call_once(
-        call,
-        call=journalled_call(call, spec=spec, record_id=model.record_id, turn=model.turn, index=index),
-        toolbox=agent.toolbox,
-        journal=agent.journal,
-        deadline_s=limit_s,
+    return await agent.tool_caller.send(
+        PendingCall(
+            request=call,
+            call=journalled_call(call, spec=spec, record_id=model.record_id, turn=model.turn, index=index),
+            spec=spec,
+            toolbox=agent.toolbox,
+            deadline_s=limit_s,
+        )
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from agentrl.algo.settle import settle_group
 from agentrl.algo.suspects import QUARANTINED_ENGINE, engines_of, spoiled_by
 from agentrl.config import RunConfig
+from agentrl.errors import BudgetSpentError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.recovery import unresumable_tools
@@ -41,14 +42,23 @@ class GroupRunner:
     num_in_flight: int = 0  # Records being sampled now
 
     async def run(self, claim: TaskClaim) -> None:
-        """Bring a claimed group to its settlement. Raises StaleClaimError if the claim is lost on the way."""
+        """Bring a claimed group to its settlement.
+
+        Raises StaleClaimError if the claim is lost on the way, BudgetSpentError if a Record's next call cannot be paid:
+        the others go on as far as they can, then the claim is given back, and whoever takes it continues all of them.
+        """
         records = await self.store.open_records(claim)
         if claim.fence > self.config.rollout.max_task_attempts:
             finished = [await self._give_up(claim, record) for record in records]
         else:
             async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._run_record(claim, record)) for record in records]
-            finished = [task.result() for task in running]
+                running = [group.create_task(self._run_or_put_down(claim, record)) for record in records]
+            outcomes = [task.result() for task in running]
+            refusals = [outcome for outcome in outcomes if isinstance(outcome, BudgetSpentError)]
+            if refusals:
+                await self.store.release_claim(claim)
+                raise refusals[0]
+            finished = [outcome for outcome in outcomes if not isinstance(outcome, BudgetSpentError)]
         settlement, sequences = settle_group(
             claim.task,
             [record for record, _ in finished],
@@ -64,6 +74,16 @@ class GroupRunner:
             f" ({settlement.drop_reason})" if settlement.drop_reason else "",
             [round(reward, 3) for reward in settlement.rewards.values()],
         )
+
+    async def _run_or_put_down(
+        self, claim: TaskClaim, record: Record
+    ) -> tuple[Record, tuple[Turn, ...]] | BudgetSpentError:
+        """The finished Record, or why it stays as it is: running, with the turns it has committed."""
+        try:
+            return await self._run_record(claim, record)
+        except BudgetSpentError as refusal:
+            logger.warning("%s is put down with its committed turns: %s", record.id, refusal)
+            return refusal
 
     async def _run_record(self, claim: TaskClaim, record: Record) -> tuple[Record, tuple[Turn, ...]]:
         """The Record's last attempt. A takeover continues where the last owner stopped, between attempts too."""

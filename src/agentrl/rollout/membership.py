@@ -55,8 +55,12 @@ class Membership:
         return [group for _, group in self.worker.groups.values()]
 
     async def look(self) -> None:
-        """Write what was used. Read what could be claimed and whether it is served; give back what nobody serves."""
+        """Write what was used. Read what could be claimed and whether it is served; give back what nobody serves.
+
+        Raises BudgetSpentError once the run's `budget_usd` is spent and its groups have ended.
+        """
         await self.flush()
+        self.worker.check_refusal()
         num_pending = await self._count()
         if self.num_claimable and not num_pending:
             await self.worker.refill()
@@ -91,7 +95,7 @@ class Membership:
         The charge is written first, so that a budget of Tasks is never exceeded, and taken back if nothing came of it.
         A Task is charged once: it is free if it was claimed before and given back.
         """
-        if not await self._count() or not self.num_claimable:
+        if self.worker.refusal is not None or not await self._count() or not self.num_claimable:
             return False
         await self._charge(1, share=share)
         if budget_tasks is not None and await self._num_charged() > budget_tasks:
@@ -182,6 +186,7 @@ async def joined(
     )  # fmt: skip
     member = Membership(name=name, parts=parts, worker=worker, fleet=fleet, key=key, usage=usage)
     worker.runner.slots = slots
+    worker.call_tools_with(parts.caller)
     worker.runner.agent = replace(worker.runner.agent, commit_turn=member.commit_turn)
     async with worker.upkeep():
         yield member

@@ -9,6 +9,7 @@ from agentrl.config import RunConfig
 from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.tool_calls import ToolCaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +23,4 @@ class RunParts:
     chat: ChatFormat
     scoring: RecordScorer = field(default_factory=RecordScorer)  # by rules alone
     sampler_class: type[AsyncSampler] = MCPSampler
+    caller: ToolCaller | None = None  # None: tools are called live, without prices

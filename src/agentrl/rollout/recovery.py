@@ -6,11 +6,22 @@ A Record goes on from its last committed turn if every tool it has used leaves n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from agentrl.protocols import Toolbox, ToolJournal
 from agentrl.rollout.deadlines import stopped_clock
-from agentrl.types import DispatchKind, Recovery, ToolCall, ToolRequest, ToolResult, ToolSpec, ToolStatus, Turn
+from agentrl.types import (
+    DispatchKind,
+    Recovery,
+    ResultOrigin,
+    ToolCall,
+    ToolRequest,
+    ToolResult,
+    ToolSpec,
+    ToolStatus,
+    Turn,
+)
 
 
 def unresumable_tools(turns: Sequence[Turn], *, toolbox: Toolbox) -> list[str]:
@@ -32,14 +43,12 @@ def journalled_call(request: ToolRequest, *, spec: ToolSpec, record_id: str, tur
         turn=turn,
         index=index,
         server=spec.server,
-        tool=spec.name.removeprefix(f"{spec.server}."),
+        tool=spec.own_name,
         arguments=request.arguments,
     )
 
 
-async def call_once(
-    request: ToolRequest, *, call: ToolCall, toolbox: Toolbox, journal: ToolJournal, deadline_s: float
-) -> ToolResult:
+async def call_once(call: ToolCall, *, make: Callable[[], Awaitable[ToolResult]], journal: ToolJournal) -> ToolResult:
     """The result of a journalled call: the kept one, else the call is made and its result kept before it is used.
 
     A call whose outcome is unknown (timeout, crash) is not kept. A sampler that dies after the call and before the
@@ -48,9 +57,10 @@ async def call_once(
     with stopped_clock():
         known = await journal.find_result(call)
     if known is not None:
-        return known
-    result = await toolbox.call(request, deadline_s=deadline_s)
+        return replace(known, origin=ResultOrigin.CACHE)
+    result = await make()
     if result.status not in {ToolStatus.OK, ToolStatus.TOOL_ERROR}:
         return result
     with stopped_clock():
-        return await journal.put_result(call, result)
+        kept = await journal.put_result(call, replace(result, cost_nano_usd=0))
+    return replace(kept, cost_nano_usd=result.cost_nano_usd)

@@ -72,4 +72,5 @@ def judge_dispatch(call: JudgeCall, *, record: Record) -> DispatchedSamplingTask
         started_at=call.started_at,
         finished_at=call.finished_at,
         error=call.error,
+        cost_nano_usd=call.cost_nano_usd,
     )

@@ -24,13 +24,14 @@ from uuid import uuid4
 from agentrl.algo.admission import groups_to_admit
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.errors import StaleClaimError, StoreError
+from agentrl.errors import BudgetSpentError, StaleClaimError, StoreError
 from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, Toolbox
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.tool_calls import ToolCaller
 from agentrl.types import ServiceStatus, TaskClaim, TaskStatus, Worker
 
 logger = logging.getLogger(__name__)
@@ -52,12 +53,17 @@ async def run_sampler(
     stop: asyncio.Event,
     sampler_class: type[AsyncSampler] = MCPSampler,
     scoring: RecordScorer | None = None,
+    caller: ToolCaller | None = None,
 ) -> None:
-    """Sample the training split until `stop` is set; then give unfinished Tasks back and return."""
+    """Sample the training split until `stop` is set; then give unfinished Tasks back and return.
+
+    `caller` None: tools are called live, without prices. Raises BudgetSpentError once no Record can go on.
+    """
     worker = SamplerWorker.build(
         config, split="train", store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
         scoring=scoring,
     )  # fmt: skip
+    worker.call_tools_with(caller)
     async with worker.upkeep():
         await worker.sample_until(stop)
 
@@ -75,6 +81,7 @@ class SamplerWorker:
     epoch: int = 0
     groups: dict[str, tuple[TaskClaim, asyncio.Task[None]]] = field(default_factory=dict)
     heartbeat: asyncio.Task[None] | None = None
+    refusal: BudgetSpentError | None = None  # no money for the next call of some Record: no further Task is claimed
 
     @classmethod
     def build(
@@ -112,6 +119,10 @@ class SamplerWorker:
         owner = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         return cls(config=config, split=split, store=store, runner=runner, owner=owner, started_at=_utc_now())
 
+    def call_tools_with(self, caller: ToolCaller | None) -> None:
+        """How Records call tools from now on; None: live, without prices."""
+        self.runner.agent = replace(self.runner.agent, caller=caller)
+
     @contextlib.asynccontextmanager
     async def upkeep(self) -> AsyncIterator[None]:
         """Heartbeats while the body runs; afterwards every unfinished Task is given back."""
@@ -136,10 +147,11 @@ class SamplerWorker:
         pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while not stop.is_set():
             self.collect()
+            self.check_refusal()
             counts = await self.look_over()
             num_pending = counts.get(TaskStatus.PENDING, 0)
             admitted = self._admitted(num_outstanding=outstanding(counts))
-            wants_more = admitted > 0 and (num_pending > 0 or self._has_next_epoch)
+            wants_more = admitted > 0 and self.refusal is None and (num_pending > 0 or self._has_next_epoch)
             if wants_more and await self._start_more(admitted, num_pending=num_pending):
                 pace.reset()
             await self._wait(stop, timeout_s=pace.pause(num_commands=WANTING_COMMANDS if wants_more else 1))
@@ -150,11 +162,12 @@ class SamplerWorker:
         pace = Pace(shortest_s=SHORTEST_POLL_S, longest_s=LONGEST_POLL_S)
         while True:
             self.collect()
+            self.check_refusal()
             counts = await self.look_over()
             num_pending = counts.get(TaskStatus.PENDING, 0)
             if not self.groups and not num_pending and not counts.get(TaskStatus.RUNNING, 0):
                 return
-            if num_pending and await self.claim(self._free_groups()):
+            if num_pending and self.refusal is None and await self.claim(self._free_groups()):
                 pace.reset()
             await self._wait(stop, timeout_s=pace.pause())
 
@@ -236,11 +249,18 @@ class SamplerWorker:
             if not group.done():
                 continue
             error = None if group.cancelled() else group.exception()
+            if isinstance(error, BudgetSpentError):  # it has given its claim back
+                self.refusal, error = error, None
             if error is not None and not _is_lost_claim(error):
                 raise error  # its claim is given back with the others
             del self.groups[task_id]
             if error is not None:
                 logger.warning("lost the claim of %s: %s", task_id, error)
+
+    def check_refusal(self) -> None:
+        """Raise the refusal once nothing that was paid for is under way any more."""
+        if self.refusal is not None and not self.groups:
+            raise self.refusal
 
     async def _heartbeat(self) -> None:
         while True:

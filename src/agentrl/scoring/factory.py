@@ -27,7 +27,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from agentrl.errors import ConfigError, ScoringError
+from agentrl.errors import BudgetSpentError, ConfigError, ScoringError
 from agentrl.protocols import Scorer
 from agentrl.scoring.expression import parse_expression
 from agentrl.scoring.gaia import gaia, sub_exact_match
@@ -228,6 +228,8 @@ async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, co
     if not task.done() or task.cancelled():
         raise ScoringError(f"scorer {scorer!r} gave no score within {deadline_s:g} s")
     error = task.exception()
+    if isinstance(error, BudgetSpentError):
+        raise error
     if error is not None:
         message = _without_keys(f"scorer {scorer!r} failed: {type(error).__name__}: {error}", config)
         raise ScoringError(message) from error

@@ -43,6 +43,7 @@ class JudgeCall:
     started_at: datetime
     finished_at: datetime
     error: str | None = None
+    cost_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ class Judge:
         calls.append(
             JudgeCall(
                 model=reply.model, status=UNREADABLE if verdict is None else "ok", request=request, response=response,
-                started_at=started_at, finished_at=self.clock(),
+                started_at=started_at, finished_at=self.clock(), cost_nano_usd=reply.cost_nano_usd,
             )
         )  # fmt: skip
         return reply

@@ -221,6 +221,7 @@ def record_to_document(record: Record) -> Document:
         "num_prompt_tokens": record.num_prompt_tokens,
         "num_completion_tokens": record.num_completion_tokens,
         "num_tool_calls": record.num_tool_calls,
+        "cost_nano_usd": record.cost_nano_usd,
         "started_at": record.started_at,
         "finished_at": record.finished_at,
         **final_record_fields(record),
@@ -264,6 +265,7 @@ def record_from_document(document: Mapping[str, Any]) -> Record:
         num_prompt_tokens=document["num_prompt_tokens"],
         num_completion_tokens=document["num_completion_tokens"],
         num_tool_calls=document["num_tool_calls"],
+        cost_nano_usd=document.get("cost_nano_usd", 0),
         started_at=document["started_at"],
         finished_at=document["finished_at"],
         attempt=document.get("attempt", 1),
@@ -293,6 +295,8 @@ def call_to_documents(dispatch: DispatchedSamplingTask, *, turn_id: str) -> Enco
     }
     if dispatch.error is not None:
         document["error"] = codec.encode_json_value(dispatch.error)
+    if dispatch.cost_nano_usd:
+        document["cost_nano_usd"] = dispatch.cost_nano_usd
     arrays: dict[str, codec.Array | bytes] = {}
     shared: tuple[Document, ...] = ()
     if dispatch.tokens is not None:
@@ -369,6 +373,7 @@ def dispatch_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes
         finished_at=document["finished_at"],
         tokens=tokens,
         error=codec.decode_json_value(document.get("error")),
+        cost_nano_usd=document.get("cost_nano_usd", 0),
     )
 
 

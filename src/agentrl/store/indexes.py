@@ -28,6 +28,7 @@ SCORE: Final = "Score"  # scores beside a Record's own, by version of the scorer
 JUDGE_VERDICT: Final = "JudgeVerdict"
 IMPORT: Final = "Import"  # one document while an import is under way: see archive.py
 TOOL_JOURNAL: Final = "ToolJournal"
+ACCOUNT: Final = "Account"  # what the run has spent: see account.py
 JOURNAL_BARRIER: Final = "JournalBarrier"  # one document per process: see turns.py
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from agentrl.algo.trie import summarise_group
 from agentrl.errors import StaleClaimError, StoreError
-from agentrl.protocols import TaskLook
+from agentrl.protocols import CallCosts, TaskLook
+from agentrl.store.account import add_up
 from agentrl.store.claims import at_epoch
 from agentrl.store.memory_audit import MemoryAuditReads
 from agentrl.store.memory_fleet import MemoryFleet
@@ -72,6 +73,9 @@ class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet, MemoryScores):
         self._policies: dict[int, PolicyVersion] = {}
         self._run: dict[str, Any] = {}
         self._tool_results: dict[str, ToolResult] = {}
+        self._equal_calls: dict[str, tuple[datetime, ToolResult]] = {}
+        self._spent = 0
+        self._reserved: dict[str, int] = {}
         self.quarantined: dict[str, Quarantined] = {}
 
     async def prepare(self) -> None:
@@ -371,3 +375,16 @@ class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet, MemoryScores):
     async def steps_of_task(self, task_id: str) -> list[TrainStep]:
         """See ReadStore.steps_of_task."""
         return [step for step in await self.list_steps() if task_id in step.task_ids]
+
+    async def sum_calls(self) -> list[CallCosts]:
+        """See ReadStore.sum_calls."""
+        return add_up(
+            CallCosts(
+                kind=call.kind, target=call.target, num_calls=1, cost_nano_usd=call.cost_nano_usd,
+                seconds=(call.finished_at - call.started_at).total_seconds(),
+            )
+            for call in [
+                *(call for turn in self._turns.values() for call in (turn.model, *turn.tools)),
+                *self._judge_calls.values(),
+            ]
+        )  # fmt: skip

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from agentrl.protocols import QuarantinedWork, TaskLook, TaskState
+from agentrl.protocols import CallCosts, QuarantinedWork, TaskLook, TaskState
+from agentrl.store.account import Account
 from agentrl.store.attempts import reopen_record, restart_record
 from agentrl.store.audit_reads import AuditReader
 from agentrl.store.connection import Database
@@ -68,6 +69,7 @@ class MongoStore:
         self._audit = AuditReader(database)
         self._tool_journal = ToolCallJournal(database)
         self._scores = Scores(database)
+        self._account = Account(database)
 
     async def prepare(self) -> None:
         """See Store.prepare."""
@@ -147,6 +149,26 @@ class MongoStore:
     async def put_result(self, call: ToolCall, result: ToolResult) -> ToolResult:
         """See ToolJournal.put_result."""
         return await self._tool_journal.put_result(call, result)
+
+    async def find_equal(self, call: ToolCall, *, max_age_s: float) -> ToolResult | None:
+        """See ToolJournal.find_equal."""
+        return await self._tool_journal.find_equal(call, max_age_s=max_age_s)
+
+    async def put_equal(self, call: ToolCall, result: ToolResult, *, max_age_s: float) -> ToolResult:
+        """See ToolJournal.put_equal."""
+        return await self._tool_journal.put_equal(call, result, max_age_s=max_age_s)
+
+    async def reserve(self, reservation: str, *, amount: int, limit: int | None) -> bool:
+        """See SpendingAccount.reserve."""
+        return await self._account.reserve(reservation, amount=amount, limit=limit)
+
+    async def settle(self, reservation: str, *, amount: int) -> None:
+        """See SpendingAccount.settle."""
+        await self._account.settle(reservation, amount=amount)
+
+    async def spent(self) -> int:
+        """See SpendingAccount.spent."""
+        return await self._account.spent()
 
     async def settle_task(
         self, claim: TaskClaim, settlement: GroupSettlement, sequences: Sequence[DBRecordData]
@@ -277,6 +299,10 @@ class MongoStore:
     async def steps_of_task(self, task_id: str) -> list[TrainStep]:
         """See ReadStore.steps_of_task."""
         return await self._ledger.steps_of_task(task_id)
+
+    async def sum_calls(self) -> list[CallCosts]:
+        """See ReadStore.sum_calls."""
+        return await self._account.sum_calls()
 
     # --- AuditStore ---------------------------------------------------------------------------------------------
 

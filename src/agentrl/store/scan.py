@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 from agentrl.errors import StoreError
 from agentrl.store.connection import Database
 from agentrl.store.indexes import (
+    ACCOUNT,
     DISPATCH,
     ENGINE_QUARANTINE,
     JOURNAL_BARRIER,
@@ -42,7 +43,7 @@ SCAN_TIMEOUT_S: Final = 600.0
 # What refers to other documents comes before them: a copy of a run that goes on meanwhile holds whatever it names.
 COLLECTIONS: Final = (
     *(RUN, SPLIT, POLICY_VERSION, TRAIN_STEP, TASK, SEQUENCE, SCORE, RECORD, DISPATCH, TOOL_JOURNAL, TOKEN_PART),
-    *(JUDGE_VERDICT, QUARANTINE, ENGINE_QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
+    *(JUDGE_VERDICT, ACCOUNT, QUARANTINE, ENGINE_QUARANTINE, SERVICE, WORKER, JOURNAL_BARRIER),
 )
 _LARGE: Final = frozenset({SEQUENCE, DISPATCH, TOOL_JOURNAL, TOKEN_PART})
 _LARGE_BATCH: Final = 4  # documents of up to 4 MiB and a bit; a reply is limited to 48 MB

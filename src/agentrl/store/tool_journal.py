@@ -2,6 +2,7 @@
 
     ToolJournal {_id: "<record>/<turn>/<index>/<content hash>", content_hash, server, tool, arguments, status, error,
                  content}                                                            inserted once, never changed
+    ToolJournal {_id: "<content hash>", called_at, ...}                     the result that equal calls reuse (cache)
 
 `_id` is the idempotency key of one call of one Record, whatever attempt or claim makes it. `content_hash` is that of
 server, tool and arguments alone, so that a call of any Record can be found by what it asked.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from agentrl.errors import StoreError
@@ -34,12 +36,41 @@ class ToolCallJournal:
 
     async def put_result(self, call: ToolCall, result: ToolResult) -> ToolResult:
         """See ToolJournal.put_result."""
-        encoded = _call_to_document(call, result)
+        encoded = _call_to_document(call, result, key=call.key)
         return await self._database.run("write the tool journal", lambda: self._insert(encoded, result))
 
-    async def _find(self, key: str) -> ToolResult | None:
+    async def find_equal(self, call: ToolCall, *, max_age_s: float) -> ToolResult | None:
+        """See ToolJournal.find_equal."""
+        return await self._database.run("look into the tool cache", lambda: self._find_equal(call, max_age_s=max_age_s))
+
+    async def put_equal(self, call: ToolCall, result: ToolResult, *, max_age_s: float) -> ToolResult:
+        """See ToolJournal.put_equal."""
+        encoded = _call_to_document(call, result, key=call.content_hash)
+        encoded.document["called_at"] = await self._database.stamp(None)
+        return await self._database.run(
+            "write the tool cache", lambda: self._put_equal(call, encoded, result, max_age_s=max_age_s)
+        )
+
+    async def _find_equal(self, call: ToolCall, *, max_age_s: float) -> ToolResult | None:
+        since = await self._database.clock.now() - timedelta(seconds=max_age_s)
+        return await self._find(call.content_hash, since=since)
+
+    async def _put_equal(self, call: ToolCall, encoded: Encoded, result: ToolResult, *, max_age_s: float) -> ToolResult:
+        cache = self._database.durable(TOOL_JOURNAL)
+        for part in encoded.parts:
+            await self._database.insert_new(self._database.durable(TOKEN_PART), [part])
+        while await self._database.insert_new(cache, [encoded.document]):
+            if (known := await self._find_equal(call, max_age_s=max_age_s)) is not None:
+                return known
+            old = await cache.find_one({"_id": call.content_hash}, {"called_at": 1})
+            query = {"_id": call.content_hash, "called_at": None if old is None else old["called_at"]}
+            if (await cache.replace_one(query, encoded.document)).modified_count:
+                break  # else another process was faster: use what it wrote
+        return result
+
+    async def _find(self, key: str, *, since: datetime | None = None) -> ToolResult | None:
         document = await self._database.durable(TOOL_JOURNAL).find_one({"_id": key})
-        if document is None:
+        if document is None or (since is not None and document["called_at"] < since):
             return None
         parts = await load_parts(self._database, collection=TOOL_JOURNAL, documents=[document])
         return _result_from_document(document, parts=parts.get(key, ()))
@@ -55,9 +86,9 @@ class ToolCallJournal:
         return first
 
 
-def _call_to_document(call: ToolCall, result: ToolResult) -> Encoded:
+def _call_to_document(call: ToolCall, result: ToolResult, *, key: str) -> Encoded:
     document: Document = {
-        "_id": call.key,
+        "_id": key,
         "schema_version": SCHEMA_VERSION,
         "content_hash": call.content_hash,
         "record_id": call.record_id,

@@ -154,6 +154,7 @@ class RecordWriter:
                 "$inc": {
                     "num_completion_tokens": 0 if tokens is None else len(tokens.completion_ids),
                     "num_tool_calls": extended.num_tool_calls - record.num_tool_calls,
+                    "cost_nano_usd": extended.cost_nano_usd - record.cost_nano_usd,
                 },
             },
             parts=tuple(_raw(part) for item in encoded for part in item.parts),
@@ -308,4 +309,5 @@ def extend_record(record: Record, turn: Turn) -> Record:
         num_prompt_tokens=max(record.num_prompt_tokens, prompt_tokens),
         num_completion_tokens=record.num_completion_tokens + (0 if tokens is None else len(tokens.completion_ids)),
         num_tool_calls=record.num_tool_calls + sum(tool.kind is DispatchKind.TOOL for tool in turn.tools),
+        cost_nano_usd=record.cost_nano_usd + sum(call.cost_nano_usd for call in (turn.model, *turn.tools)),
     )

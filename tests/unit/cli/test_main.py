@@ -56,6 +56,7 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(capsys, argv, message
 @pytest.mark.parametrize("name", COMMANDS)
 def test_dry_run_prints_the_resolved_configuration_without_secrets(capsys, name):
     own = {"tasks": ["load", "demo"], "db": [], "fleet": ["add", "f", "demo"], "tools": ["list", "servers.json"]}
+    own["journal"] = ["demo", "calls.jsonl"]
     positional = own.get(name, ["demo"])
     flags = ["--learning_rate", "1e-4", "--db_connection_string", "mongodb://u:s3cret@h/", "--dry_run"]
     code, out, _ = run(capsys, name, *positional, *flags)

@@ -35,7 +35,7 @@ from agentrl.cli.service import run_interruptible
 from agentrl.cli.tasks import enqueue_train_tasks, read_task_file
 from agentrl.config import RunConfig
 from agentrl.config.secrets import masked, masked_uri
-from agentrl.errors import StoppedByAlarmError, UnavailableError
+from agentrl.errors import BudgetSpentError, StoppedByAlarmError, UnavailableError
 from agentrl.inspector import RunProgress
 from agentrl.store import MongoStore
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Launch, watch, stop. Exit code 0 when the run is complete, 130 after Ctrl-C or SIGTERM."""
+    """Launch, watch, stop. Exit code 0 when the run is complete, 4 when its budget is spent, 130 after Ctrl-C."""
     check_fresh_arguments(invocation.arguments)
     console = UnwindingConsole(highlight=False, markup=False)
     farewell = "stopping every process of the run; launching again continues it"
@@ -85,6 +85,7 @@ async def launch(config: RunConfig, *, console: Console) -> None:
             with phase(console, "stopping"):
                 await supervisor.stop()
     check_not_stopped(config, progress=progress)
+    check_not_spent(config, progress=progress, is_spent=supervisor.is_budget_spent)
     show_summary(console, config=config, progress=progress, uri=uri)
 
 
@@ -97,6 +98,17 @@ def check_not_stopped(config: RunConfig, *, progress: RunProgress) -> None:
     raise StoppedByAlarmError(
         f"the stability watch ended run {config.run.run_name} after step {progress.step} of {config.train.max_steps}: "
         f"{what}. Launching again continues from its checkpoint; with --on_alarm warn alarms are told only"
+    )
+
+
+def check_not_spent(config: RunConfig, *, progress: RunProgress, is_spent: bool) -> None:
+    """Raise BudgetSpentError if the samplers ended before the last step because nothing was left to spend."""
+    if not is_spent or progress.step >= config.train.max_steps:
+        return
+    raise BudgetSpentError(
+        f"budget_usd = {config.costs.budget_usd:g} is spent: run {config.run.run_name} ended after step "
+        f"{progress.step} of {config.train.max_steps}; Records in flight are kept with their committed turns. "
+        f"Launching again with a larger --budget_usd goes on; agentrl cost {config.run.run_name} shows what was spent"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.chat import ChatFormat
+from agentrl.cli.calls import check_call_files
 from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
@@ -28,7 +29,9 @@ def check_inputs(config: RunConfig) -> None:
     _check_ranks(config)
     if config.is_supervised:
         return
-    load_server_configs(config.tools)
+    check_call_files(config)
+    if config.journal.tool_journal != "replay":  # which needs no server
+        load_server_configs(config.tools)
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
     load_sampler(config.rollout.sampler_module)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from agentrl.cli.launch.supervisor import Supervisor
 from agentrl.cli.progress import READ_COMMANDS, ProgressReader
+from agentrl.config import RunConfig
 from agentrl.errors import StoreError
 from agentrl.inspector import RunProgress, render_progress
 from agentrl.inspector.progress import describe_step
@@ -36,7 +37,7 @@ class View(Protocol):
 
 
 async def watch(supervisor: Supervisor, *, reader: ProgressReader, view: View) -> RunProgress:
-    """Show progress until the trainer has ended the run; the last look.
+    """Show progress until the trainer has ended the run, or the budget is spent and trained on; the last look.
 
     Raises ChildFailedError when a process cannot be kept alive. A database that does not answer is waited for.
     """
@@ -56,9 +57,16 @@ async def watch(supervisor: Supervisor, *, reader: ProgressReader, view: View) -
             pace.reset()
             seen = moved
         view.show(progress)
-        if is_done:
+        if is_done or (supervisor.is_budget_spent and not _may_train_on(progress, config=reader.config)):
             return progress
         await _watch_processes(supervisor, for_s=pace.pause(num_commands=READ_COMMANDS))
+
+
+def _may_train_on(progress: RunProgress, *, config: RunConfig) -> bool:
+    """Whether the trainer has groups for another step, or is at one: its groups count as settled until it commits."""
+    if config.algo.max_trained_count > 1:
+        return False  # groups stay settled after their first step, so nothing tells
+    return progress.tasks.get(TaskStatus.SETTLED, 0) >= config.algo.tasks_per_step
 
 
 async def _watch_processes(supervisor: Supervisor, *, for_s: float) -> None:

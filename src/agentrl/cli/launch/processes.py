@@ -9,7 +9,7 @@ import json
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.cli.connect import choose_port, database_dir
@@ -40,7 +40,8 @@ class Processes:
 
     def sampler(self, index: int) -> ChildSpec:
         """Sampler process number `index`."""
-        return self._agentrl("sample", process="sampler", index=index, threads=1, stage=SAMPLERS_STOP)
+        spec = self._agentrl("sample", process="sampler", index=index, threads=1, stage=SAMPLERS_STOP)
+        return replace(spec, spends=True)
 
     def trainer(self) -> ChildSpec:
         """The trainer. One process without an Accelerate config needs no `accelerate launch`, which costs seconds."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.cli.exit_codes import EXIT_STOPPED, EXIT_USER_ERROR
+from agentrl.cli.exit_codes import EXIT_BUDGET, EXIT_STOPPED, EXIT_USER_ERROR
 from agentrl.cli.launch.groups import end_groups
 from agentrl.cli.launch.guard import longest_end_s
 from agentrl.cli.launch.leftovers import end_launches, end_life, new_mark
@@ -63,6 +63,7 @@ class ChildSpec:
     log_path: Path
     stop_stage: int = 0  # 0 stops first; a stage starts to stop when the one before is down
     ends_run: bool = False  # exit code 0 means the run is complete, EXIT_STOPPED that an alarm ended it
+    spends: bool = False  # exit code EXIT_BUDGET means that it has no money left, and is not started again
     has_pulse: bool = False  # it touches the file that PULSE_FILE names (`cli/pulse.py`)
 
     @property
@@ -141,6 +142,7 @@ class Supervisor:
     _failures: Counter[str] = field(default_factory=Counter)
     _running: dict[int, tuple[ChildSpec, subprocess.Popen[bytes]]] = field(default_factory=dict)  # by process group
     _keepers: list[asyncio.Task[bool]] = field(default_factory=list)
+    _without_money: dict[str, bool] = field(default_factory=dict)  # by name, of children that spend
     _marks: dict[int, str] = field(default_factory=dict)  # by process group
     _guard_keeper: asyncio.Task[None] | None = None
     _stopped: frozenset[int] = frozenset()
@@ -157,6 +159,8 @@ class Supervisor:
 
     def start(self, spec: ChildSpec) -> None:
         """Start a child and keep it alive."""
+        if spec.spends:
+            self._without_money[spec.name] = False
         self._keepers.append(asyncio.create_task(self._keep(spec), name=spec.name))
 
     async def run_once(self, spec: ChildSpec) -> None:
@@ -174,6 +178,11 @@ class Supervisor:
         if self._guard_keeper is not None and self._guard_keeper.done():
             self._guard_keeper.result()
         return any(keeper.done() and keeper.result() for keeper in self._keepers)
+
+    @property
+    def is_budget_spent(self) -> bool:
+        """Whether every child that spends has ended because nothing is left to spend."""
+        return bool(self._without_money) and all(self._without_money.values())
 
     async def stop(self) -> None:
         """End all children, stage by stage, each stage within a bound."""
@@ -195,6 +204,9 @@ class Supervisor:
             code = await self._run(spec)
             if spec.ends_run and code in {0, EXIT_STOPPED}:
                 return True
+            if spec.spends and code == EXIT_BUDGET:
+                self._without_money[spec.name] = True
+                return False
             self._failures[spec.name] += 1
             failures = self._failures[spec.name]
             is_hopeless = code == EXIT_USER_ERROR and self.restarts[spec.name] == 0  # later: a peer may be restarting

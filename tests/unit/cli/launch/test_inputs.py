@@ -59,6 +59,8 @@ def test_what_is_missing_is_named_before_anything_is_started(folder, lost, messa
         (["--train_file", "none"], "train_file is not set"),
         (["--eval_file", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--mcp_config", "nowhere.json"], "nowhere.json"),
+        (["--price_file", "nowhere.yml"], "price_file = nowhere.yml: No such file"),
+        (["--tool_journal", "cache", "--tool_journal_file", "nowhere.jsonl"], "tool_journal_file = nowhere.jsonl"),
         (["--accelerate_config", "nowhere.yml"], "accelerate_config = nowhere.yml: there is no such file"),
         (["--loss_module", "nowhere.py"], "loss_module = nowhere.py: cannot be read"),
         (

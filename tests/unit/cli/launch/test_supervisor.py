@@ -355,3 +355,18 @@ async def test_a_trainer_that_an_alarm_ended_is_not_started_again(tmp_path, fast
             await until(supervisor.check)
             assert ups(tmp_path) == 1
             assert not supervisor.restarts
+
+
+async def test_samplers_without_money_are_not_restarted_and_the_budget_is_spent_when_the_last_has_ended(tmp_path, fast):
+    with closing(Guard(lock_descriptors=())) as guard:
+        async with Supervisor(guard=guard) as supervisor:
+            assert not supervisor.is_budget_spent
+            go = tmp_path / "go"
+            waits = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\nexit(4)"
+            supervisor.start(replace(make_spec(tmp_path, "print('up'); exit(4)", name="a"), spends=True))
+            supervisor.start(replace(make_spec(tmp_path, waits, name="b"), spends=True))
+            await until(lambda: supervisor._without_money["a"], supervisor=supervisor)
+            assert not supervisor.is_budget_spent
+            go.touch()
+            await until(lambda: supervisor.is_budget_spent, supervisor=supervisor)
+            assert (ups(tmp_path, "a"), supervisor.restarts.total()) == (1, 0)
