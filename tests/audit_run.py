@@ -100,19 +100,19 @@ async def make_run(store: Store, *, model_dir: Path, run_dir: Path) -> None:
     (checkpoint / "checkpoint.json").write_text(json.dumps({"step": 2, "metrics": {}, "num_processes": 1}))
 
 
-def make_runner(store: Store, engine: ScriptedEngine, model_dir: Path) -> GroupRunner:
+def make_runner(store: Store, engine: ScriptedEngine, model_dir: Path, *, config: RunConfig = CONFIG) -> GroupRunner:
     agent = Agent(
         chat=ChatFormat.load(model_dir),
         client=engine,
         toolbox=FunctionToolbox([add]),
         journal=store,
         commit_turn=store.commit_turn,
-        rollout=CONFIG.rollout,
-        inference=CONFIG.inference,
+        rollout=config.rollout,
+        inference=config.inference,
         tool_timeout_s=5.0,
         clock=lambda: datetime.now(UTC),
     )
-    return GroupRunner(config=CONFIG, store=store, agent=agent, sampler_class=MCPSampler, slots=asyncio.Semaphore(8))
+    return GroupRunner(config=config, store=store, agent=agent, sampler_class=MCPSampler, slots=asyncio.Semaphore(8))
 
 
 async def sample(store: Store, runner: GroupRunner, *names: str, split: str = "train") -> None:

@@ -38,6 +38,8 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Answer = str | int | float | bool | list[Any] | dict[str, Any]
 SCHEMA_VERSION = 2  # 2: a dispatch leaves out what its ids, or its only policy version, say already
+BRANCH = "branch"  # in the request of a model call that starts a new context: {"strategy", "because", ...}
+FINAL_ANSWER = "final_answer"  # in that of a forced final answer: the stop reason it stands for
 
 
 class StopReason(StrEnum):

@@ -20,9 +20,11 @@ from agentrl.inspector.audit_report import AuditReport, Check, render_audit
 from agentrl.protocols import Store
 from agentrl.store import MemoryStore, MongoStore, open_store
 from agentrl.types import (
+    BRANCH,
     DBRecordData,
     EngineQuarantine,
     GroupSettlement,
+    PolicyVersion,
     Record,
     RecordStatus,
     StepStatus,
@@ -32,6 +34,7 @@ from agentrl.types import (
     TurnTokens,
 )
 from audit_run import (
+    CALL,
     CONFIG,
     EASY,
     EVALUATED,
@@ -44,9 +47,12 @@ from audit_run import (
     MemoryForger,
     MongoForger,
     make_run,
+    make_runner,
+    sample,
     with_call,
 )
 from factories import EPOCH_START
+from scripted_engine import ScriptedEngine
 from tiny_chat import write_tiny_chat
 
 
@@ -334,6 +340,21 @@ async def a_call_that_ended_before_it_began(scene: Scene) -> None:
     await scene.forger.put_turn(with_call(turn, lambda call: replace(call, finished_at=EPOCH_START)))
 
 
+async def a_branch_that_nobody_recorded(scene: Scene) -> None:
+    await scene.change_tokens(lambda t: replace(t, parent_turn=-1), turn=1)
+
+
+async def a_recorded_branch_that_is_none(scene: Scene) -> None:
+    turn = (await scene.store.load_turns(await scene.tool_user()))[1]
+    branch = {BRANCH: {"strategy": "last_k", "because": "context_limit"}}
+    await scene.forger.put_turn(with_call(turn, lambda call: replace(call, request={**call.request, **branch})))
+
+
+async def a_branch_from_another_question(scene: Scene) -> None:
+    await a_branch_that_nobody_recorded(scene)
+    await a_recorded_branch_that_is_none(scene)
+
+
 async def another_token_counter(scene: Scene) -> None:
     record = await scene.tool_user()
     await scene.change_record(record, num_completion_tokens=record.num_completion_tokens + 1)
@@ -443,6 +464,9 @@ FORGERIES: list[tuple[Check, Forgery]] = [
     (Check.TURN_CHAIN, a_turn_under_a_fence_that_never_was),
     (Check.TURN_CHAIN, a_version_span_that_ends_early),
     (Check.TURN_CHAIN, a_call_that_ended_before_it_began),
+    (Check.TURN_CHAIN, a_branch_that_nobody_recorded),
+    (Check.TURN_CHAIN, a_recorded_branch_that_is_none),
+    (Check.TURN_CHAIN, a_branch_from_another_question),
     (Check.COUNTERS, a_tool_call_that_is_gone),
     (Check.COUNTERS, another_token_counter),
     (Check.COUNTERS, another_tool_counter),
@@ -513,6 +537,34 @@ async def test_a_group_may_be_trained_again_where_the_settings_and_the_ledger_sa
     await scene.change_step(1, retained=(TRAINED,))
     assert "consumption" not in (await audit_run(scene.store, config=twice, run_dir=None)).found
     assert "consumption" in (await scene.audit()).found
+
+
+async def test_recorded_branches_are_clean_and_without_their_mark_they_are_findings(
+    store: Store, model_dir: Path, tmp_path: Path
+) -> None:
+    rollout = CONFIG.rollout.model_copy(
+        update={"new_context": "last_k", "max_prompt_tokens": 900, "max_turns": 9, "force_final_answer": True}
+    )
+    config = CONFIG.model_copy(update={"rollout": rollout})
+
+    answers = iter(["<answer>5</answer>", "<answer>6</answer>"])
+
+    def script(context: str, depth: int) -> str:
+        if "last turn" in context:
+            return next(answers)
+        return f'{{"{context.count("<tool_response>")}"}} {CALL}'
+
+    runner = make_runner(store, ScriptedEngine(model_dir, script), model_dir, config=config)
+    await store.publish_policy(PolicyVersion(version=0, path="v0"))
+    await sample(store, runner, "q0")
+    report = await audit_run(store, config=config, run_dir=None)
+    assert report.is_clean, report.as_json()
+    assert report.counts["rows"] > 2
+    record = (await store.list_records(task_id=TRAINED))[0]
+    turns = await store.load_turns(record)
+    branch = next(turn for turn in turns if BRANCH in turn.model.request)
+    assert branch.tokens.parent_turn == -1
+    assert branch.index > 0
 
 
 async def test_a_fault_in_many_places_is_counted_in_full_and_listed_in_part(scene: Scene) -> None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from agentrl.chat import ChatFormat
 from agentrl.cli.calls import read_spending
 from agentrl.config import RunConfig
 from agentrl.config.agent_config import AgentConfig, BrowseAgentConfig, ScorerAgentConfig, load_agent_config
 from agentrl.errors import ConfigError
 from agentrl.inference.chat import HttpChatModel
 from agentrl.protocols import ChatModel, Store
+from agentrl.rollout.browse import Browser
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.spending import PaidChat
 from agentrl.scoring import Judge, MCPScorerFactory, ScoringContext
@@ -77,6 +79,29 @@ async def open_agents(config: RunConfig, store: Store) -> AsyncIterator[Agents]:
         for model in (judge_model, browse_model):
             if model is not None:
                 await model.close()
+
+
+def browser_of(agents: Agents, *, chat: ChatFormat) -> Browser | None:
+    """The browse agent as rollouts use it; `chat` counts tokens where its file names no tokenizer of its own.
+
+    Raises UnavailableError if that tokenizer cannot be read.
+    """
+    if agents.browse_model is None or agents.browse_config is None:
+        return None
+    settings = agents.browse_config
+    encode = chat.encode_text
+    if settings.tokenizer_path is not None:
+        encode = ChatFormat.load(settings.tokenizer_path).encode_text
+    return Browser(
+        model=agents.browse_model,
+        tools=settings.browse_tools,
+        min_result_tokens=settings.min_prompt_length,
+        max_result_tokens=settings.max_prompt_length,
+        default_purposes=settings.default_purpose,
+        timeout_s=settings.timeout,
+        encode=encode,
+        clock=lambda: datetime.now(UTC),
+    )
 
 
 def _with_keys(judge: ScorerAgentConfig) -> dict[str, Any]:

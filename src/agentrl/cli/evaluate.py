@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.chat import ChatFormat
-from agentrl.cli.agents import open_agents
+from agentrl.cli.agents import browser_of, open_agents
 from agentrl.cli.calls import open_calls
 from agentrl.cli.connect import connection_string, open_run_store, prepared_store
 from agentrl.cli.console import UnwindingConsole
@@ -116,6 +116,7 @@ async def _evaluate(
         parts = RunParts(
             config=config, store=store, toolbox=calls.toolbox, client=calls.paying(client), chat=chat,
             scoring=agents.scoring, sampler_class=load_sampler(config.rollout.sampler_module), caller=calls.caller,
+            browser=browser_of(agents, chat=chat),
         )  # fmt: skip
         return await evaluate(parts, rows=rows, policy_version=version.version, num_generations=num_generations)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.chat import ChatFormat
-from agentrl.cli.agents import Agents, open_agents
+from agentrl.cli.agents import Agents, browser_of, open_agents
 from agentrl.cli.calls import open_calls
 from agentrl.cli.connect import open_run_store
 from agentrl.cli.fleet_connect import member_config, open_fleet
@@ -21,11 +21,12 @@ from agentrl.fleets import FleetRun
 from agentrl.inference import RoutedClient
 from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
+from agentrl.rollout.browse import Browser
 from agentrl.rollout.custom import load_sampler
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.parts import RunParts
 from agentrl.rollout.tool_calls import ToolCaller
-from agentrl.rollout.worker import run_sampler
+from agentrl.rollout.worker import sample_run
 from agentrl.scoring import load_scorers
 
 
@@ -39,6 +40,7 @@ class RolloutParts:
     chat: ChatFormat
     agents: Agents
     caller: ToolCaller
+    browser: Browser | None
 
 
 @asynccontextmanager
@@ -64,7 +66,7 @@ async def open_rollout_parts(
             async with open_agents(config, store) as agents:
                 yield RolloutParts(
                     store=store, toolbox=calls.toolbox, client=calls.paying(client), chat=chat, agents=agents,
-                    caller=calls.caller,
+                    caller=calls.caller, browser=browser_of(agents, chat=chat),
                 )  # fmt: skip
         finally:
             await client.close()
@@ -87,10 +89,11 @@ def run(invocation: Invocation) -> int:
 
     async def body(stop: asyncio.Event) -> None:
         async with open_rollout_parts(config, outlasts_until=stop) as parts:
-            await run_sampler(
-                config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat, stop=stop,
-                scoring=parts.agents.scoring, sampler_class=sampler_class, caller=parts.caller,
+            run_parts = RunParts(
+                config=config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
+                scoring=parts.agents.scoring, sampler_class=sampler_class, caller=parts.caller, browser=parts.browser,
             )  # fmt: skip
+            await sample_run(run_parts, stop=stop)
 
     return run_service(config, process_name="sampler", body=body)
 
@@ -108,7 +111,7 @@ def _run_fleet(config: RunConfig) -> int:
                 yield RunParts(
                     config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
                     scoring=parts.agents.scoring, sampler_class=load_sampler(of_run.rollout.sampler_module),
-                    caller=parts.caller,
+                    caller=parts.caller, browser=parts.browser,
                 )  # fmt: skip
 
         async with open_fleet(config) as fleet:

@@ -166,12 +166,6 @@ UNAVAILABLE: Mapping[str, Unavailable] = {
         neutral=_OFF,
         reason="rows of like length share a pass, padded to the longest; --pad_to_multiple_of rounds it up",
     ),
-    "enable_repetition_compress": Unavailable(
-        neutral=_OFF, reason="repetition ends a Record: --repetition_early_stop_times"
-    ),
-    "new_context": Unavailable(
-        neutral=("disabled", *_OFF), reason="context is never rewritten; --max_prompt_tokens ends a Record at its limit"
-    ),
     "target_concurrency": Unavailable(
         neutral=(), reason="the number of Records in flight is --max_concurrent_samples_per_process x --num_samplers"
     ),

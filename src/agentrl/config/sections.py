@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from agentrl.config.context import ContextConfig
 from agentrl.config.costs import CostConfig as CostConfig
 from agentrl.config.costs import JournalConfig as JournalConfig
 from agentrl.config.loss import LossConfig as LossConfig
@@ -170,7 +171,7 @@ class ToolsConfig(Section):
     max_tool_result_chars: int = Field(20_000, ge=100, description="A longer tool result is cut, and says so.")
 
 
-class RolloutConfig(Section):
+class RolloutConfig(ContextConfig):
     """How trajectories are made."""
 
     num_generations: int = Field(8, ge=1, description="Records per Task: the group size.")
@@ -185,7 +186,9 @@ class RolloutConfig(Section):
         "minicpm", "mirorl",
     ] = Field("hermes", description="Format of the model's tool calls (docs/tool_call_formats.md).")  # fmt: skip
     system_prompt: str | None = Field(None, description="System prompt of Tasks that bring none.")
-    force_final_answer: bool = Field(False, description="At the turn limit, ask once more for the answer.")
+    force_final_answer: bool = Field(
+        False, description="At the turn or context limit, ask once more for the answer; room for it is kept free."
+    )
     repetition_early_stop_times: int = Field(
         4, ge=-1, description="Stop a Record after this many identical completions; -1 never."
     )
@@ -225,6 +228,15 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"min_turns = {self.min_turns}, max_turns = {self.max_turns}: no correct Record would be trained; "
                 "lower min_turns or raise max_turns"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_final_answer(self) -> RolloutConfig:
+        if self.force_final_answer and self.max_new_tokens >= self.max_prompt_tokens:
+            raise ValueError(
+                f"force_final_answer with max_new_tokens = {self.max_new_tokens}, max_prompt_tokens = "
+                f"{self.max_prompt_tokens}: no room is left for a final answer; raise max_prompt_tokens"
             )
         return self
 
@@ -386,6 +398,16 @@ class RunConfig(Section):
         if isinstance(values, dict) and dict(values.get("rollout", {})).get("sync_sampling"):
             values = {**values, "algo": {**dict(values.get("algo", {})), "max_staleness": 0}}
         return values
+
+    @model_validator(mode="after")
+    def _check_partial_rollouts(self) -> RunConfig:
+        is_partial = self.rollout.partial_rollout_tokens is not None or self.rollout.partial_rollout_s is not None
+        if is_partial and self.algo.max_staleness == 0:
+            raise ValueError(
+                "partial_rollout_tokens and partial_rollout_s need max_staleness >= 1: a Record that goes on under the "
+                "next policy version has tokens of the last one; raise max_staleness or leave them empty"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_context(self) -> RunConfig:

@@ -42,7 +42,7 @@ async def evaluate(
     await parts.store.insert_tasks(tasks)
     worker = SamplerWorker.build(
         parts.config, split=split, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-        sampler_class=parts.sampler_class, scoring=parts.scoring,
+        sampler_class=parts.sampler_class, scoring=parts.scoring, browser=parts.browser,
     )  # fmt: skip
     worker.call_tools_with(parts.caller)
     async with worker.upkeep():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from agentrl.inspector.audit_facts import GroupFacts
 from agentrl.inspector.audit_report import Check, Finding
-from agentrl.types import DispatchedSamplingTask, DispatchKind, Record, RecordStatus, TaskStatus, TurnTokens
+from agentrl.types import BRANCH, DispatchedSamplingTask, DispatchKind, Record, RecordStatus, TaskStatus, TurnTokens
 
+KEEPS_FIRST_PROMPT = frozenset({"last_k", "discard_all_tools"})
 REAP_GRACE = timedelta(seconds=2)
 _TURN_ID = re.compile(r"(?P<record>.+)/(?P<turn>\d+)\.(?P<fence>\d+)(?:\.(?P<attempt>\d+))?")
 
@@ -108,7 +109,11 @@ def check_chain(record: Record, facts: GroupFacts) -> Iterator[Finding]:
             yield Finding(check=Check.TURN_CHAIN, subject=turn_id, message=message)
         match = _TURN_ID.fullmatch(turn_id)
         earlier_fence = int(match["fence"]) if match else earlier_fence
-        for message in _call_faults(record, turn_id, facts.calls.get(turn_id, ()), position=position):
+        calls = facts.calls.get(turn_id, ())
+        for message in _call_faults(record, turn_id, calls, position=position):
+            yield Finding(check=Check.TURN_CHAIN, subject=turn_id, message=message)
+        first = facts.calls.get(record.turn_ids[0], ())
+        for message in _branch_faults(calls, first=first, position=position):
             yield Finding(check=Check.TURN_CHAIN, subject=turn_id, message=message)
 
 
@@ -142,6 +147,26 @@ def _call_faults(
         yield "its model call has no tokens"
         return
     yield from _token_faults(calls[0].tokens, position=position)
+
+
+def _branch_faults(
+    calls: Sequence[DispatchedSamplingTask], *, first: Sequence[DispatchedSamplingTask], position: int
+) -> Iterator[str]:
+    """A turn follows the one before it, or says that and why a new context starts with it."""
+    if not calls or calls[0].tokens is None:
+        return
+    tokens, branch = calls[0].tokens, calls[0].request.get(BRANCH)
+    follows = tokens.parent_turn == position - 1
+    if branch is None:
+        if not follows:
+            yield f"its parent is turn {tokens.parent_turn}, but no branch is recorded: the context changed unexplained"
+        return
+    if follows or not isinstance(branch, Mapping):
+        yield f"recorded as the start of a branch ({branch}), but its parent is turn {tokens.parent_turn}"
+    elif branch.get("strategy") in KEEPS_FIRST_PROMPT and first and first[0].tokens is not None:
+        head = first[0].tokens.prompt_ids
+        if tokens.prompt_ids[: len(head)] != head:
+            yield f"recorded as {branch['strategy']}, which keeps the first prompt, but it starts otherwise"
 
 
 def _token_faults(tokens: TurnTokens, *, position: int) -> Iterator[str]:

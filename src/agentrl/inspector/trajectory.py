@@ -18,7 +18,17 @@ from agentrl.errors import UnavailableError
 from agentrl.inspector.plain import plain
 from agentrl.inspector.records import score_text
 from agentrl.protocols import ReadStore
-from agentrl.types import DispatchedSamplingTask, GroupSettlement, Record, Task, ToolStatus, TrainStep, Turn
+from agentrl.types import (
+    BRANCH,
+    FINAL_ANSWER,
+    DispatchedSamplingTask,
+    GroupSettlement,
+    Record,
+    Task,
+    ToolStatus,
+    TrainStep,
+    Turn,
+)
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "bold green", "tool": "yellow"}
 
@@ -96,6 +106,10 @@ def _turn(turn: Turn) -> Iterator[RenderableType]:
         notes.insert(2, _versions((turn,)))
         if tokens.logprobs:
             notes.append(f"mean log-prob {math.fsum(tokens.logprobs) / len(tokens.logprobs):.3f}")
+    if BRANCH in model.request:
+        notes.append("new context: {strategy}, because of {because}".format(**model.request[BRANCH]))
+    if FINAL_ANSWER in model.request:
+        notes.append(f"final answer, because of {model.request[FINAL_ANSWER]}")
     yield Rule(style="dim")
     yield plain(" · ".join(notes), style="dim")
     yield _message("assistant", _response_text(model))

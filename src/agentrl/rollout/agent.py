@@ -29,15 +29,21 @@ from uuid import uuid4
 from agentrl.algo.suspects import FINISHED, STARTED
 from agentrl.chat import ChatFormat, ParsedCompletion
 from agentrl.config import InferenceConfig, RolloutConfig
+from agentrl.errors import ConfigError
 from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
+from agentrl.rollout.browse import BrowseCall, Browser, as_dispatches, summary_of
+from agentrl.rollout.context import ContextPlanner, NextCall, SummaryWanted, branch_turns
 from agentrl.rollout.deadlines import deadline, stopped_clock, time_left_s
-from agentrl.rollout.limits import Limits, decide_stop, read_turn
-from agentrl.rollout.recovery import journalled_call
+from agentrl.rollout.limits import Limits, read_turn
+from agentrl.rollout.partial import LegLimits
+from agentrl.rollout.recovery import journalled_call, unresumable_tools
+from agentrl.rollout.results import refused_address, show_result
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.spending import first_refusal
 from agentrl.rollout.tool_calls import LiveCaller, PendingCall, ToolCaller
 from agentrl.scoring import extract_answer
 from agentrl.types import (
+    FINAL_ANSWER,
     DispatchedSamplingTask,
     DispatchKind,
     GenerateReply,
@@ -75,6 +81,23 @@ class Agent:
     clock: Callable[[], datetime]
     scoring: RecordScorer = field(default_factory=RecordScorer)
     caller: ToolCaller | None = None  # how tool calls are made; None: live, without prices
+    browser: Browser | None = None  # summarises long results and contexts
+    leg_limits: LegLimits | None = None  # None: Records are sampled to their end
+
+    def __post_init__(self) -> None:
+        """Refuse, before work starts, a strategy that nobody here can carry out."""
+        if self.rollout.new_context == "discard_all":
+            _ = self.summariser
+
+    @property
+    def summariser(self) -> Browser:
+        """Who writes the summaries of `new_context = discard_all`. Raises ConfigError if nobody does."""
+        if self.browser is None:
+            raise ConfigError(
+                "new_context = discard_all: its summaries are written by the browse_agent of agent_config_path, and "
+                "there is none; configure one or set new_context = last_k"
+            )
+        return self.browser
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -96,6 +119,13 @@ class Agent:
         """How tool calls are made."""
         return self.caller or LiveCaller(journal=self.journal)
 
+    def planner(self, task: Task) -> ContextPlanner:
+        """Plans the model calls of a Record of this Task."""
+        limits = Limits.from_config(self.rollout, context_length=self.inference.context_length)
+        return ContextPlanner.build(
+            task, tools=self.visible_tools(task), chat=self.chat, rollout=self.rollout, limits=limits
+        )
+
     def visible_tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """The tools this Task's prompt names."""
         tools = self.toolbox.list_tools()
@@ -108,7 +138,7 @@ class RolloutResult:
 
     record: Record
     turns: tuple[Turn, ...]
-    stop_reason: StopReason
+    stop_reason: StopReason | None  # None: put down, to be continued (partial.py)
     answer: str | None
 
 
@@ -117,87 +147,70 @@ async def run_rollout(task: Task, *, record: Record, committed: Sequence[Turn], 
 
     Raises EngineError when no engine can answer, StaleClaimError when another worker owns the Task now.
     """
-    limits = Limits.from_config(agent.rollout, context_length=agent.inference.context_length)
+    planner = agent.planner(task)
     turns = list(committed)
     readings = [read_turn(turn, schema=task.answer_schema, chat=agent.chat) for turn in turns]
-    context_ids = [token for turn in turns for token in (*turn.tokens.prompt_ids, *turn.tokens.completion_ids)]
-    while (stop := decide_stop(readings, limits=limits)) is None:
-        prompt_ids = _next_prompt(task, turns, limits=limits, agent=agent)
-        if len(context_ids) + len(prompt_ids) > limits.max_context_tokens:
-            stop = StopReason.CONTEXT_LIMIT
-            break
+    started_at = agent.clock()
+    while not isinstance(plan := planner.next_call(turns, readings=readings), StopReason):
+        if _is_put_down(turns, num_before=len(committed), started_at=started_at, agent=agent):
+            return RolloutResult(record=record, turns=tuple(turns), stop_reason=None, answer=None)
         async with deadline(agent.rollout.turn_timeout_s):
-            turn = await _take_turn(
-                task, record=record, index=len(turns), context_ids=context_ids, prompt_ids=prompt_ids, agent=agent
-            )
+            call, summaries = await _with_summary(plan, planner=planner, turns=turns, agent=agent)
+            if isinstance(call, StopReason):
+                plan = call
+                break
+            turn = await take_turn(task, record=record, index=len(turns), call=call, agent=agent)
+            turn = _with_calls(turn, summaries)
         with stopped_clock():
             record = await agent.commit_turn(record, turn)
         turns.append(turn)
         readings.append(read_turn(turn, schema=task.answer_schema, chat=agent.chat))
-        context_ids += [*prompt_ids, *turn.tokens.completion_ids]
-    answer = readings[-1].answer if stop is StopReason.ANSWER else None
-    return RolloutResult(record=record, turns=tuple(turns), stop_reason=stop, answer=answer)
+    answer = readings[-1].answer if plan is StopReason.ANSWER else None
+    return RolloutResult(record=record, turns=tuple(turns), stop_reason=plan, answer=answer)
 
 
-def initial_messages(task: Task, *, rollout: RolloutConfig) -> list[dict[str, str]]:
-    """System and user message of a Task."""
-    system = task.system_prompt if task.system_prompt is not None else rollout.system_prompt
-    query = task.query_prompt.replace("{query}", task.query) if task.query_prompt else task.query
-    head = [{"role": "system", "content": system}] if system else []
-    return [*head, {"role": "user", "content": query}]
+def _is_put_down(turns: Sequence[Turn], *, num_before: int, started_at: datetime, agent: Agent) -> bool:
+    """Whether the leg is over and another one can follow: from the committed turns, as after a takeover."""
+    if agent.leg_limits is None:
+        return False
+    elapsed_s = (agent.clock() - started_at).total_seconds()
+    is_over = agent.leg_limits.are_reached(turns, num_before=num_before, elapsed_s=elapsed_s)
+    return is_over and not unresumable_tools(turns, toolbox=agent.toolbox)
 
 
-def _next_prompt(task: Task, turns: Sequence[Turn], *, limits: Limits, agent: Agent) -> tuple[int, ...]:
-    """The ids to append to the context before the next model call."""
-    tools = agent.visible_tools(task)
-    if not turns:
-        return agent.chat.render_prompt(initial_messages(task, rollout=agent.rollout), tools=tools)
-    last = turns[-1]
-    messages: list[Mapping[str, str]] = [
-        {
-            "role": "tool",
-            "tool_call_id": str(call.request["call_id"]),
-            "name": str(call.request["name"]),
-            "content": str(call.response["content"]),
-        }
-        for call in last.tools
-    ]
-    if len(turns) >= limits.max_turns:
-        messages.append({"role": "user", "content": agent.rollout.final_answer_prompt})
-    elif not messages:
-        messages.append({"role": "user", "content": agent.rollout.nudge_prompt})
-    return agent.chat.render_continuation(messages, completion_ids=last.tokens.completion_ids, tools=tools)
+async def _with_summary(
+    plan: NextCall | SummaryWanted, *, planner: ContextPlanner, turns: Sequence[Turn], agent: Agent
+) -> tuple[NextCall | StopReason, list[BrowseCall]]:
+    """The plan, with the summary it asks for. A summary that was never committed is written again after a takeover."""
+    if isinstance(plan, NextCall):
+        return plan, []
+    branch = branch_turns(turns)
+    calls = await agent.summariser.summarise_turns(branch, earlier=summary_of(branch[0]), query=planner.task.query)
+    return planner.after_summary(turns, summary=calls[-1].text, because=plan.reason), calls
 
 
-async def _take_turn(
-    task: Task,
-    *,
-    record: Record,
-    index: int,
-    context_ids: Sequence[int],
-    prompt_ids: tuple[int, ...],
-    agent: Agent,
-) -> Turn:
-    model = await ask_model(record, index=index, context_ids=context_ids, prompt_ids=prompt_ids, agent=agent)
+def _with_calls(turn: Turn, calls: Sequence[BrowseCall]) -> Turn:
+    dispatches = as_dispatches(calls, model=turn.model, start=len(turn.tools) + 1)
+    return replace(turn, tools=(*turn.tools, *dispatches))
+
+
+async def take_turn(task: Task, *, record: Record, index: int, call: NextCall, agent: Agent) -> Turn:
+    """One planned model call and the tools it asks for. Raises EngineError when no engine can answer."""
+    model = await ask_model(record, index=index, call=call, agent=agent)
     parsed = agent.chat.parse(str(model.response["text"]), tools=agent.visible_tools(task))
-    if extract_answer(parsed.content, schema=task.answer_schema) is not None:
-        return Turn(model=model)  # an answer ends the Record: calls beside it are not run
-    return Turn(model=model, tools=await _call_tools(parsed, task=task, model=model, agent=agent))
+    if FINAL_ANSWER in call.marks or extract_answer(parsed.content, schema=task.answer_schema) is not None:
+        return Turn(model=model)  # the Record ends here: nobody would see the results of calls
+    return Turn(model=model, tools=tuple(await _call_tools(parsed, task=task, model=model, agent=agent)))
 
 
-async def ask_model(
-    record: Record, *, index: int, context_ids: Sequence[int], prompt_ids: tuple[int, ...], agent: Agent
-) -> DispatchedSamplingTask:
-    """One completion behind the context and the prompt, as the Record's model call number `index`.
-
-    Raises EngineError when no engine can answer.
-    """
+async def ask_model(record: Record, *, index: int, call: NextCall, agent: Agent) -> DispatchedSamplingTask:
+    """One completion, as the Record's model call number `index`. Raises EngineError when no engine can answer."""
     params = agent.sampling_params
     started_at = agent.clock()
     reply = await agent.client.generate(
         GenerateRequest(
             rid=uuid4().hex,
-            input_ids=[*context_ids, *prompt_ids],
+            input_ids=[*call.context_ids, *call.prompt_ids],
             params=params,
             deadline_s=agent.inference.request_timeout_s,
             session=record.task_id,  # a group's requests share a service, so that they share its prefix cache
@@ -205,7 +218,7 @@ async def ask_model(
     )
     text = agent.chat.completion_text(reply.output_ids)
     return _model_dispatch(
-        record, turn=index, prompt_ids=prompt_ids, reply=reply, text=text, params=params, started_at=started_at,
+        record, turn=index, call=call, reply=reply, text=text, params=params, started_at=started_at,
         finished_at=agent.clock(),
     )  # fmt: skip
 
@@ -214,7 +227,7 @@ def _model_dispatch(
     record: Record,
     *,
     turn: int,
-    prompt_ids: tuple[int, ...],
+    call: NextCall,
     reply: GenerateReply,
     text: str,
     params: SamplingParams,
@@ -232,13 +245,13 @@ def _model_dispatch(
         target=reply.service_id,
         status="ok",
         request={"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
-                 "max_new_tokens": params.max_new_tokens},
+                 "max_new_tokens": params.max_new_tokens, **call.marks},
         response={"text": text, "num_cached_tokens": reply.num_cached_tokens, **_engine_times(reply)},
         started_at=started_at,
         finished_at=finished_at,
         tokens=TurnTokens(
-            parent_turn=turn - 1,
-            prompt_ids=prompt_ids,
+            parent_turn=call.parent_turn,
+            prompt_ids=call.prompt_ids,
             completion_ids=reply.output_ids,
             logprobs=reply.logprobs,
             version_spans=reply.version_spans,
@@ -257,23 +270,35 @@ def _engine_times(reply: GenerateReply) -> dict[str, float]:
 
 async def _call_tools(
     parsed: ParsedCompletion, *, task: Task, model: DispatchedSamplingTask, agent: Agent
-) -> tuple[DispatchedSamplingTask, ...]:
-    """Run the calls of one turn concurrently; results keep the order of the calls. Raises BudgetSpentError."""
+) -> list[DispatchedSamplingTask]:
+    """Run the calls of one turn concurrently; results keep the order of the calls, those of the browse agent follow.
+
+    Raises BudgetSpentError.
+    """
     visible = {tool.name: tool for tool in agent.visible_tools(task)}
     try:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_call_tool(call, index=index, visible=visible, model=model, agent=agent))
+                group.create_task(_call_tool(call, index=index, visible=visible, task=task, model=model, agent=agent))
                 for index, call in enumerate(parsed.tool_calls, start=1)
             ]
     except BaseExceptionGroup as errors:
         raise first_refusal(errors) or errors from errors
-    return tuple(call.result() for call in running)
+    answered = [call.result() for call in running]
+    browsed = [browse for _, browses in answered for browse in browses]
+    return [*(call for call, _ in answered), *as_dispatches(browsed, model=model, start=len(answered) + 1)]
 
 
 async def _call_tool(
-    call: ToolRequest, *, index: int, visible: Mapping[str, ToolSpec], model: DispatchedSamplingTask, agent: Agent
-) -> DispatchedSamplingTask:
+    call: ToolRequest,
+    *,
+    index: int,
+    visible: Mapping[str, ToolSpec],
+    task: Task,
+    model: DispatchedSamplingTask,
+    agent: Agent,
+) -> tuple[DispatchedSamplingTask, tuple[BrowseCall, ...]]:
+    """One call, answered whatever is wrong with it, and the requests to the browse agent about its result."""
     started_at = agent.clock()
     if call.error is not None:
         result = ToolResult(status=ToolStatus.MALFORMED, content=call.error, error=call.error)
@@ -281,9 +306,14 @@ async def _call_tool(
         known = ", ".join(sorted(visible)) or "none"
         message = f"unknown tool {call.name!r}; available: {known}"
         result = ToolResult(status=ToolStatus.UNKNOWN_TOOL, content=message, error=message)
+    elif (refusal := refused_address(call, rollout=agent.rollout)) is not None:
+        result = refusal
     else:
         result = await _send(call, spec=visible[call.name], index=index, model=model, agent=agent)
-    return replace(
+    shown = await show_result(
+        result, call=call, task=task, rollout=agent.rollout, chat=agent.chat, browser=agent.browser
+    )
+    answered = replace(
         model,
         id=f"{model.id}/{index}",
         index=index,
@@ -291,13 +321,14 @@ async def _call_tool(
         target=call.name,
         status=result.status.value,
         request={"name": call.name, "arguments": dict(call.arguments), "call_id": call.call_id},
-        response={"content": result.content, **_origin(result)},
+        response={"content": shown.content, **shown.notes, **_origin(result)},
         started_at=started_at,
         finished_at=agent.clock(),
         tokens=None,
         error=result.error,
         cost_nano_usd=result.cost_nano_usd,
     )
+    return answered, shown.browse_calls
 
 
 def _origin(result: ToolResult) -> dict[str, str]:

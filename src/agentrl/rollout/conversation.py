@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from agentrl.chat import Message, ParsedCompletion
 from agentrl.errors import RolloutError
 from agentrl.rollout.agent import Agent, RolloutResult, ask_model
+from agentrl.rollout.context import NextCall
 from agentrl.rollout.deadlines import deadline, stopped_clock
 from agentrl.rollout.limits import Limits
 from agentrl.types import Record, StopReason, ToolSpec, Turn
@@ -96,13 +97,9 @@ class Conversation:
 
     async def _sampled(self, prompt_ids: tuple[int, ...]) -> Turn:
         async with deadline(self._agent.rollout.turn_timeout_s):
-            model = await ask_model(
-                self.record,
-                index=len(self.turns),
-                context_ids=self._context_ids,
-                prompt_ids=prompt_ids,
-                agent=self._agent,
-            )
+            index = len(self.turns)
+            call = NextCall(parent_turn=index - 1, context_ids=self._context_ids, prompt_ids=prompt_ids)
+            model = await ask_model(self.record, index=index, call=call, agent=self._agent)
         turn = Turn(model=model)
         with stopped_clock():
             self.record = await self._agent.commit_turn(self.record, turn)

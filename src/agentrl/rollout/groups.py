@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agentrl.algo.settle import settle_group
 from agentrl.algo.suspects import QUARANTINED_ENGINE, engines_of, spoiled_by
@@ -23,6 +23,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import BudgetSpentError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.partial import LegLimits, PutDown, newest_version
 from agentrl.rollout.recovery import unresumable_tools
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.types import Record, RecordStatus, StopReason, TaskClaim, Turn
@@ -40,6 +41,11 @@ class GroupRunner:
     sampler_class: type[AsyncSampler]
     slots: asyncio.Semaphore
     num_in_flight: int = 0  # Records being sampled now
+    put_down: PutDown = field(init=False)  # Records that wait for the next policy version
+
+    def __post_init__(self) -> None:
+        """Nothing waits yet."""
+        self.put_down = PutDown(latest_policy=self.store.latest_policy)
 
     async def run(self, claim: TaskClaim) -> None:
         """Bring a claimed group to its settlement.
@@ -109,16 +115,32 @@ class GroupRunner:
         lost = unresumable_tools(committed, toolbox=self.agent.toolbox)
         if lost:
             record, committed = await self._restart(record, lost=lost), []
-        async with self.slots:
-            sampler = self.sampler_class(claim.task, record=record, committed=committed, agent=self.agent)
-            self.num_in_flight += 1
-            try:
-                final, turns = await sampler.sample()
-            finally:
-                self.num_in_flight -= 1
+        final, turns = await self._run_leg(claim, record, committed)
+        while final.status is RecordStatus.RUNNING:
+            await self.put_down.wait(
+                version=newest_version(turns),
+                max_wait_s=self.config.rollout.record_timeout_s,
+                is_idle=lambda: self.num_in_flight == 0,
+            )
+            final, turns = await self._run_leg(claim, final, turns)
         final = await self._without_quarantined(final, turns)
         await self.store.finish_record(final)
         return final, turns
+
+    async def _run_leg(
+        self, claim: TaskClaim, record: Record, committed: Sequence[Turn]
+    ) -> tuple[Record, tuple[Turn, ...]]:
+        """Sample a Record from its committed turns until it stops or is put down."""
+        is_trained = claim.task.split == "train"
+        leg_limits = LegLimits.from_config(self.config.rollout, max_staleness=self.config.algo.max_staleness)
+        agent = replace(self.agent, leg_limits=leg_limits if is_trained else None)
+        async with self.slots:
+            sampler = self.sampler_class(claim.task, record=record, committed=committed, agent=agent)
+            self.num_in_flight += 1
+            try:
+                return await sampler.sample()
+            finally:
+                self.num_in_flight -= 1
 
     async def _without_quarantined(self, record: Record, turns: tuple[Turn, ...]) -> Record:
         """The Record, or a failure in its place if a quarantined engine sampled any of its turns."""

@@ -182,7 +182,7 @@ async def joined(
     """
     worker = SamplerWorker.build(
         parts.config, split=TRAIN_SPLIT, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-        sampler_class=parts.sampler_class, scoring=parts.scoring,
+        sampler_class=parts.sampler_class, scoring=parts.scoring, browser=parts.browser,
     )  # fmt: skip
     member = Membership(name=name, parts=parts, worker=worker, fleet=fleet, key=key, usage=usage)
     worker.runner.slots = slots

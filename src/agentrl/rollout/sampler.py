@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.errors import EngineError, EngineErrorKind, RolloutError, ScoringError
+from agentrl.errors import ChatError, EngineError, EngineErrorKind, RolloutError, ScoringError
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.deadlines import deadline
 from agentrl.types import Record, RecordStatus, StopReason, Task, ToolStatus, Turn
@@ -34,7 +34,10 @@ class AsyncSampler(ABC):
         """Score a trajectory the policy ended. Raises ScoringError when no number can be had."""
 
     async def sample(self) -> tuple[Record, tuple[Turn, ...]]:
-        """Run and score: the final header and its turns. Cancellation and StaleClaimError pass through."""
+        """Run and score: the final header and its turns; of a Record that was put down, the running header.
+
+        Cancellation and StaleClaimError pass through.
+        """
         try:
             async with self.agent.toolbox.for_record() as toolbox, deadline(self.agent.rollout.record_timeout_s):
                 self.agent = replace(self.agent, toolbox=toolbox)
@@ -43,9 +46,13 @@ class AsyncSampler(ABC):
             return self._failed(_stop_reason_of(error), str(error)), ()
         except RolloutError as error:
             return self._failed(StopReason.ABORTED, str(error)), ()
+        except ChatError as error:
+            return self._failed(StopReason.ENGINE_ERROR, f"no summary to go on with: {error}"), ()
         except TimeoutError:
             limit = self.agent.rollout.record_timeout_s
             return self._failed(StopReason.TIMEOUT, f"no result within turn or record_timeout_s = {limit:g}"), ()
+        if result.stop_reason is None:
+            return result.record, result.turns
         if result.stop_reason.is_infrastructure:
             return self._failed(result.stop_reason, _tool_problems(result.turns)), result.turns
         try:

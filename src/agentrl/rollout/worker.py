@@ -28,7 +28,9 @@ from agentrl.errors import BudgetSpentError, StaleClaimError, StoreError
 from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, Toolbox
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.browse import Browser
 from agentrl.rollout.groups import GroupRunner
+from agentrl.rollout.parts import RunParts
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.tool_calls import ToolCaller
@@ -55,15 +57,24 @@ async def run_sampler(
     scoring: RecordScorer | None = None,
     caller: ToolCaller | None = None,
 ) -> None:
+    """`sample_run` without a browse agent. `caller` None: tools are called live, without prices."""
+    parts = RunParts(
+        config=config, store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
+        scoring=scoring or RecordScorer(), caller=caller,
+    )  # fmt: skip
+    await sample_run(parts, stop=stop)
+
+
+async def sample_run(parts: RunParts, *, stop: asyncio.Event) -> None:
     """Sample the training split until `stop` is set; then give unfinished Tasks back and return.
 
-    `caller` None: tools are called live, without prices. Raises BudgetSpentError once no Record can go on.
+    Raises BudgetSpentError once no Record can go on.
     """
     worker = SamplerWorker.build(
-        config, split="train", store=store, toolbox=toolbox, client=client, chat=chat, sampler_class=sampler_class,
-        scoring=scoring,
+        parts.config, split="train", store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
+        sampler_class=parts.sampler_class, scoring=parts.scoring, browser=parts.browser,
     )  # fmt: skip
-    worker.call_tools_with(caller)
+    worker.call_tools_with(parts.caller)
     async with worker.upkeep():
         await worker.sample_until(stop)
 
@@ -95,6 +106,7 @@ class SamplerWorker:
         chat: ChatFormat,
         sampler_class: type[AsyncSampler],
         scoring: RecordScorer | None = None,
+        browser: Browser | None = None,
     ) -> SamplerWorker:
         """Wire one worker for one split. `scoring` None: by rules alone."""
         agent = Agent(
@@ -108,6 +120,7 @@ class SamplerWorker:
             tool_timeout_s=config.tools.tool_timeout_s,
             clock=_utc_now,
             scoring=scoring or RecordScorer(),
+            browser=browser,
         )
         runner = GroupRunner(
             config=config,
@@ -186,7 +199,7 @@ class SamplerWorker:
         """Groups this process may start: always one if it is idle, however large the group."""
         rollout = self.config.rollout
         most = max(1, rollout.max_concurrent_samples_per_process // rollout.num_generations)
-        return most - len(self.groups)
+        return most + self.runner.put_down.num_waiting // rollout.num_generations - len(self.groups)
 
     async def look_over(self) -> Mapping[TaskStatus, int]:
         """Count the split's Tasks, after expired claims went back to the queue."""

@@ -164,7 +164,7 @@ async def test_a_growing_context_stops_before_the_call_that_would_not_fit(model_
 
 
 async def test_a_completion_cut_by_its_limit_without_a_call_is_a_format_error(model_dir: Path) -> None:
-    result, _ = await rollout(model_dir, play("x" * 2000))
+    result, _ = await rollout(model_dir, play(" ".join(map(str, range(2000)))))
     assert result.stop_reason is StopReason.FORMAT_ERROR
     assert len(result.turns[0].tokens.completion_ids) == 400
 

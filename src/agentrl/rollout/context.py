@@ -1,0 +1,214 @@
+"""What the model sees next, as a function of the committed turns: another process plans the same call. Pure.
+
+    the turns so far ─► a limit ends the Record? ──────────────────────────────► its stop reason
+           │ no, or a repetition that a new context may break
+           ▼
+    results (or a nudge) fit behind the context? ──yes──► go on in this branch
+           │ no
+    new_context set, and the rewritten context fits? ──yes──► a new branch (parent -1), marked in its first turn
+           │ no
+    force_final_answer? ──yes──► ask for the answer in the room kept for it, the results left out ──no──► context_limit
+
+Room for the final answer is one completion and the request for it: other calls must leave it free behind them.
+
+A rewritten context is put together from token ids: the first prompt, then kept completions exactly as they were
+sampled, each with what answered it. So nothing the model said is decoded and encoded again, whatever is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.chat import ChatFormat, Message
+from agentrl.config import RolloutConfig
+from agentrl.rollout.limits import Limits, TurnReading, decide_stop
+from agentrl.types import BRANCH, FINAL_ANSWER, DispatchKind, StopReason, Task, ToolSpec, Turn
+
+DISCARDED = "[This result was discarded to save room. Call the tool again if you need it.]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextCall:
+    """One model call: what it sees, where it hangs, and why it is not just the next one."""
+
+    parent_turn: int  # -1: a branch starts here
+    context_ids: Sequence[int]  # of the parent chain
+    prompt_ids: tuple[int, ...]
+    marks: Mapping[str, Any] = field(default_factory=dict)  # kept in the request of the call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryWanted:
+    """The context is to be replaced by a summary of itself, which somebody has to write."""
+
+    reason: StopReason  # the limit that asked for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextPlanner:
+    """Plans the model calls of one Record."""
+
+    task: Task
+    tools: Sequence[ToolSpec]
+    chat: ChatFormat
+    rollout: RolloutConfig
+    limits: Limits
+    limit_tokens: int  # longest context of a call that is not the forced final one
+
+    @classmethod
+    def build(
+        cls, task: Task, *, tools: Sequence[ToolSpec], chat: ChatFormat, rollout: RolloutConfig, limits: Limits
+    ) -> ContextPlanner:
+        """A planner that knows how much room the final answer needs."""
+        limit_tokens = limits.max_context_tokens
+        if limits.forces_final_answer:
+            request = chat.render_continuation([_final_request(rollout)], completion_ids=(), tools=tools)
+            limit_tokens -= rollout.max_new_tokens + len(request)
+        return cls(task=task, tools=tools, chat=chat, rollout=rollout, limits=limits, limit_tokens=limit_tokens)
+
+    def next_call(
+        self, turns: Sequence[Turn], *, readings: Sequence[TurnReading]
+    ) -> NextCall | SummaryWanted | StopReason:
+        """What comes after these turns; `readings` are theirs."""
+        stop = decide_stop(readings, limits=self.limits)
+        if stop is not None and not (stop is StopReason.REPETITION and self._breaks_repetition(readings)):
+            return stop
+        if not turns:
+            prompt_ids = self.chat.render_prompt(initial_messages(self.task, rollout=self.rollout), tools=self.tools)
+            fits = len(prompt_ids) <= self.limits.max_context_tokens
+            return NextCall(parent_turn=-1, context_ids=(), prompt_ids=prompt_ids) if fits else StopReason.CONTEXT_LIMIT
+        context_ids = chain_ids(turns)
+        if len(turns) >= self.limits.max_turns:
+            return self._final_call(turns, context_ids=context_ids, because=StopReason.MAX_TURNS)
+        prompt_ids = self._continuation(turns[-1])
+        if stop is None and len(context_ids) + len(prompt_ids) <= self.limit_tokens:
+            return NextCall(parent_turn=len(turns) - 1, context_ids=context_ids, prompt_ids=prompt_ids)
+        return self._new_branch(turns, because=stop or StopReason.CONTEXT_LIMIT, context_ids=context_ids)
+
+    def after_summary(self, turns: Sequence[Turn], *, summary: str, because: StopReason) -> NextCall | StopReason:
+        """The call that starts a branch from the question and a summary of what was done."""
+        messages = initial_messages(self.task, rollout=self.rollout)
+        asked = messages[-1]
+        messages[-1] = {**asked, "content": f"{asked['content']}\n\n{self.rollout.summary_prompt}\n{summary}"}
+        prompt_ids = self.chat.render_prompt(messages, tools=self.tools)
+        if len(prompt_ids) <= self.limit_tokens:
+            return self._branch(prompt_ids, because=because)
+        return self._without_new_context(turns, because=because, context_ids=chain_ids(turns))
+
+    def _breaks_repetition(self, readings: Sequence[TurnReading]) -> bool:
+        """Whether a repetition is answered with a new context: as long as there are turns left for it."""
+        is_wanted = self.rollout.enable_repetition_compress and self.rollout.new_context != "disabled"
+        return is_wanted and len(readings) < self.limits.max_turns and readings[-1].final_because is None
+
+    def _continuation(self, turn: Turn, *, is_discarded: bool = False) -> tuple[int, ...]:
+        """What answers a turn: its tool results, else the nudge."""
+        messages = _tool_messages(turn, is_discarded=is_discarded)
+        return self._render_after(turn, messages or [{"role": "user", "content": self.rollout.nudge_prompt}])
+
+    def _render_after(self, turn: Turn, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self.chat.render_continuation(messages, completion_ids=turn.tokens.completion_ids, tools=self.tools)
+
+    def _final_call(
+        self, turns: Sequence[Turn], *, context_ids: Sequence[int], because: StopReason
+    ) -> NextCall | StopReason:
+        """The forced final answer: after the last results if they fit, else without them."""
+        request = _final_request(self.rollout)
+        for messages in ([*_tool_messages(turns[-1], is_discarded=False), request], [request]):
+            prompt_ids = self._render_after(turns[-1], messages)
+            if len(context_ids) + len(prompt_ids) <= self.limits.max_context_tokens:
+                return NextCall(
+                    parent_turn=len(turns) - 1,
+                    context_ids=context_ids,
+                    prompt_ids=prompt_ids,
+                    marks={FINAL_ANSWER: because.value},
+                )
+        return StopReason.CONTEXT_LIMIT
+
+    def _new_branch(
+        self, turns: Sequence[Turn], *, because: StopReason, context_ids: Sequence[int]
+    ) -> NextCall | SummaryWanted | StopReason:
+        strategy = self.rollout.new_context
+        if strategy == "discard_all":
+            return SummaryWanted(reason=because)
+        rewritten = None if strategy == "disabled" else self._rewritten(turns, because=because)
+        if rewritten is not None:
+            return self._branch(rewritten, because=because)
+        return self._without_new_context(turns, because=because, context_ids=context_ids)
+
+    def _without_new_context(
+        self, turns: Sequence[Turn], *, because: StopReason, context_ids: Sequence[int]
+    ) -> NextCall | StopReason:
+        if because is StopReason.CONTEXT_LIMIT and self.limits.forces_final_answer:
+            return self._final_call(turns, context_ids=context_ids, because=because)
+        return because
+
+    def _branch(self, prompt_ids: tuple[int, ...], *, because: StopReason) -> NextCall:
+        marks = {BRANCH: {"strategy": self.rollout.new_context, "because": because.value}}
+        return NextCall(parent_turn=-1, context_ids=(), prompt_ids=prompt_ids, marks=marks)
+
+    def _rewritten(self, turns: Sequence[Turn], *, because: StopReason) -> tuple[int, ...] | None:
+        """The first prompt and as many of the kept turns, newest first, as leave half of the room free.
+
+        None if not even the newest one fits. After a repetition the repeated turns are not kept.
+        """
+        kept = list(turns)
+        if because is StopReason.REPETITION:
+            repeated = str(turns[-1].model.response["text"]).strip()
+            kept = [turn for turn in turns if str(turn.model.response["text"]).strip() != repeated]
+        if self.rollout.new_context == "last_k":
+            kept = kept[-self.rollout.last_k_turns :]
+        first = turns[0].tokens.prompt_ids
+        segments: list[tuple[int, ...]] = []
+        for turn in reversed(kept):
+            discards = self.rollout.new_context == "discard_all_tools" and bool(segments)
+            segment = (*turn.tokens.completion_ids, *self._continuation(turn, is_discarded=discards))
+            size = len(first) + sum(map(len, segments)) + len(segment)
+            if size > (self.limit_tokens // 2 if segments else self.limit_tokens):
+                break
+            segments.append(segment)
+        if kept and not segments:
+            segments = [(*kept[-1].tokens.completion_ids, *self._continuation(kept[-1], is_discarded=True))]
+        rewritten = (*first, *(token for segment in reversed(segments) for token in segment))
+        return rewritten if len(rewritten) <= self.limit_tokens else None
+
+
+def _tool_messages(turn: Turn, *, is_discarded: bool) -> list[Message]:
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": str(call.request["call_id"]),
+            "name": str(call.request["name"]),
+            "content": DISCARDED if is_discarded else str(call.response["content"]),
+        }
+        for call in turn.tools
+        if call.kind is DispatchKind.TOOL
+    ]
+
+
+def _final_request(rollout: RolloutConfig) -> Message:
+    return {"role": "user", "content": rollout.final_answer_prompt}
+
+
+def branch_turns(turns: Sequence[Turn]) -> list[Turn]:
+    """The ancestors of the last turn and itself, from the root of its branch."""
+    chain: list[Turn] = []
+    position = len(turns) - 1
+    while position >= 0:
+        chain.append(turns[position])
+        position = turns[position].tokens.parent_turn
+    return chain[::-1]
+
+
+def chain_ids(turns: Sequence[Turn]) -> list[int]:
+    """The context behind the last turn: prompts and completions of its branch."""
+    return [token for turn in branch_turns(turns) for token in (*turn.tokens.prompt_ids, *turn.tokens.completion_ids)]
+
+
+def initial_messages(task: Task, *, rollout: RolloutConfig) -> list[dict[str, str]]:
+    """System and user message of a Task."""
+    system = task.system_prompt if task.system_prompt is not None else rollout.system_prompt
+    query = task.query_prompt.replace("{query}", task.query) if task.query_prompt else task.query
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, {"role": "user", "content": query}]
