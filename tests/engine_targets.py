@@ -64,7 +64,11 @@ class EngineTarget:
 
     async def update(self, index: int, version: str, **fields: Any) -> Reply:
         """Load `model_dirs[index]` as `version`."""
-        payload = {"model_path": str(self.model_dirs[index]), "weight_version": version, **fields}
+        return await self.update_folder(self.model_dirs[index], version, **fields)
+
+    async def update_folder(self, folder: Path, version: str, **fields: Any) -> Reply:
+        """Load the weights in `folder` as `version`."""
+        payload = {"model_path": str(folder), "weight_version": version, **fields}
         return await self.call("POST", "/update_weights_from_disk", payload)
 
     async def reset(self) -> None:

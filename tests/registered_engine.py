@@ -6,14 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import tiny_lm
+from agentrl.algo.canary import canary_prompts
 from agentrl.inference import EngineClient
 from agentrl.inference.canary import CanarySettings
 from agentrl.inference.registrar import run_registrar
 from agentrl.store import MemoryStore
-from agentrl.types import InferenceService, ServiceStatus
+from agentrl.types import CanaryReference, InferenceService, ServiceStatus
+from engine_targets import EngineTarget
 
 WAIT_S = 20.0
 QUICK_CANARIES = CanarySettings(tolerance=1e-4, interval_s=0.1, timeout_s=0.5)
+
+
+def reference_of(engine: EngineTarget, index: int) -> CanaryReference:
+    """What the trainer would publish for `model_dirs[index]`, computed by Hugging Face's model."""
+    prompts = canary_prompts(tiny_lm.VOCAB_SIZE)
+    model = engine.reference(index)
+    logprobs = [tiny_lm.expected_logprobs(model, prompt[:1], prompt[1:]).tolist() for prompt in prompts]
+    return CanaryReference(prompts=prompts, logprobs=tuple(value for values in logprobs for value in values))
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import tiny_lm
-from agentrl.algo.canary import canary_prompts
 from agentrl.algo.suspects import spoiled_by
 from agentrl.config.sections import InferenceConfig
 from agentrl.errors import EngineError
@@ -25,7 +24,6 @@ from agentrl.inference.runner import EngineSettings
 from agentrl.inference.serve import build_engine, listen, running_server
 from agentrl.store import MemoryStore
 from agentrl.types import (
-    CanaryReference,
     EngineUse,
     GenerateReply,
     GenerateRequest,
@@ -36,7 +34,7 @@ from agentrl.types import (
 )
 from engine_process import engine_processes
 from engine_targets import EngineTarget, embedded_target
-from registered_engine import WAIT_S, is_down, registered, service_when, up_at
+from registered_engine import WAIT_S, is_down, reference_of, registered, service_when, up_at
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +47,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineTarget]:
 async def engine(engines: EngineTarget) -> EngineTarget:
     await engines.reset()
     return engines
-
-
-def reference_of(engine: EngineTarget, index: int) -> CanaryReference:
-    """What the trainer would publish for `model_dirs[index]`, computed by Hugging Face's model."""
-    prompts = canary_prompts(tiny_lm.VOCAB_SIZE)
-    model = engine.reference(index)
-    logprobs = [tiny_lm.expected_logprobs(model, prompt[:1], prompt[1:]).tolist() for prompt in prompts]
-    return CanaryReference(prompts=prompts, logprobs=tuple(value for values in logprobs for value in values))
 
 
 def ask(rid: str, *, deadline_s: float = WAIT_S, max_new_tokens: int = 4) -> GenerateRequest:

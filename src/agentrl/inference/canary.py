@@ -41,9 +41,17 @@ class CanarySettings:
 
 
 class ServiceCanary:
-    """The canary checks of one service, and what they found."""
+    """The canary checks of one service, and what they found: where it serves several runs, those of `run_name`."""
 
-    def __init__(self, client: EngineClient, fleet: FleetStore, *, service_id: str, settings: CanarySettings) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        fleet: FleetStore,
+        *,
+        service_id: str,
+        settings: CanarySettings,
+        run_name: str | None = None,
+    ) -> None:
         self.answer: CanaryAnswer | None = None
         self.last_good_s = 0.0
         self.is_quarantined = False
@@ -51,6 +59,7 @@ class ServiceCanary:
         self._fleet = fleet
         self._service_id = service_id
         self._settings = settings
+        self._run_name = run_name
         self._unwritten: EngineQuarantine | None = None
 
     async def restore(self) -> None:
@@ -111,7 +120,8 @@ class ServiceCanary:
         timeout_s = self._settings.timeout_s
         rid = f"canary-{uuid.uuid4().hex}"
         scoring = asyncio.create_task(
-            self._client.score_prompt(prompt, rid=rid, timeout_s=_PATIENCE * timeout_s), name=rid
+            self._client.score_prompt(prompt, rid=rid, timeout_s=_PATIENCE * timeout_s, run_name=self._run_name),
+            name=rid,
         )
         try:
             while not (await asyncio.wait({scoring}, timeout=timeout_s))[0]:

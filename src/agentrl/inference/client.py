@@ -141,10 +141,13 @@ class EngineClient:
             raise
         return parse_reply(body, request=request, service_id=service_id or self.base_url, run_name=self._run_name)
 
-    async def score_prompt(self, input_ids: Sequence[int], *, rid: str, timeout_s: float) -> PromptScore:
+    async def score_prompt(
+        self, input_ids: Sequence[int], *, rid: str, timeout_s: float, run_name: str | None = None
+    ) -> PromptScore:
         """Log-probs of a prompt under the served weights, computed anew: nothing of it comes from the prefix cache.
 
-        One token is generated as well, so an answer proves that the service generates.
+        One token is generated as well, so an answer proves that the service generates. `run_name` says whose weights
+        they should be where one service serves several runs.
         """
         payload = {
             "rid": rid,
@@ -161,7 +164,7 @@ class EngineClient:
             if isinstance(error, asyncio.CancelledError) or error.kind is EngineErrorKind.TIMEOUT:
                 self._abort_in_background(rid)
             raise
-        return parse_prompt_score(body, input_ids=input_ids)
+        return parse_prompt_score(body, input_ids=input_ids, run_name=run_name)
 
     async def abort(self, rid: str) -> None:
         """Stop the generation `rid` (and any whose id starts with it). Unknown ids are ignored."""

@@ -5,11 +5,12 @@
       newer weights
     other runs        DRAINING: groups that run may end, for fleet_dwell_s at most, none is begun
                       ─► DOWN ─► pause(abort): what still runs is aborted, never continued under foreign weights
-                      ─► load ─► continue ─► UP for the new runs
+                      ─► load ─► continue ─► canaries answered rightly ─► UP for the new runs
+    every canary_interval_s   canaries of the runs that are served: none answered ─► DOWN; wrong ─► QUARANTINED
 
 What the engine reports is the weight label, e.g. `run_a=3,run_b=0`: the versions of every run whose weights these are.
 A client accepts a token only under a label that names its run, so a mistake here costs time and never data. In a run's
-database the service is UP only while it serves that run's newest version.
+database the service is UP only while it serves that run's newest version and that run's canaries agree.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import EngineError, EngineErrorKind, StoreError
 from agentrl.fleets import read_weight_label, weight_label
+from agentrl.inference.canary import CanarySettings
 from agentrl.inference.client import EngineClient
+from agentrl.inference.fleet_canary import FleetCanaries
 from agentrl.inference.fleet_view import FleetReader, RunView, plan_for
 from agentrl.inference.registrar import UPDATE_TIMEOUT_S
 from agentrl.pacing import Pace
-from agentrl.types import InferenceService, ServiceStatus
+from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ DRAIN_POLL_S = 0.2
 AVOID_S = 30.0
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 5.0
+_BACKOFF_QUARANTINED_MAX_S = 30.0  # each attempt loads the weights again
+_LOADING_IS_NO_USE = {EngineErrorKind.REJECTED, EngineErrorKind.INVALID_SAMPLE}
 _GOODBYE_TIMEOUT_S = 5.0
 
 
@@ -45,6 +50,7 @@ class Loaded:
     key: str
     path: str
     versions: Mapping[str, int]  # by run
+    policies: Mapping[str, PolicyVersion | None] = field(compare=False)  # what the canaries of each run judge by
 
     @property
     def label(self) -> str:
@@ -61,15 +67,20 @@ async def run_fleet_registrar(
     poll_s: float,
     heartbeat_s: float,
     dwell_s: float,
+    canary: CanarySettings,
     stop: asyncio.Event,
 ) -> None:
     """Serve the fleet until `stop` is set or the task is cancelled; then mark the service DOWN in every run."""
-    registrar = FleetRegistrar(client=client, reader=reader, service_id=service_id, engine=engine, dwell_s=dwell_s)
+    canaries = FleetCanaries(client=client, service_id=service_id, settings=canary)
+    registrar = FleetRegistrar(
+        client=client, reader=reader, service_id=service_id, engine=engine, dwell_s=dwell_s, canaries=canaries
+    )
     try:
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(registrar.follow(poll_s=poll_s), name=f"follow {service_id}"),
                 group.create_task(registrar.beat(heartbeat_s=heartbeat_s), name=f"heartbeat {service_id}"),
+                group.create_task(registrar.watch(interval_s=canary.interval_s), name=f"canary {service_id}"),
             ]
             await stop.wait()
             for loop in loops:
@@ -88,6 +99,7 @@ class FleetRegistrar:
     service_id: str
     engine: str
     dwell_s: float
+    canaries: FleetCanaries
     loaded: Loaded | None = None
     views: dict[str, RunView] = field(default_factory=dict)
     is_draining: bool = False
@@ -111,7 +123,9 @@ class FleetRegistrar:
                 if isinstance(error, EngineError):
                     self.loaded = None
                 await self._announce()
-                pause_s, backoff_s = backoff_s, min(_BACKOFF_MAX_S, backoff_s * 2)
+                is_quarantined = self.canaries.has_quarantine(self.views)
+                longest_s = _BACKOFF_QUARANTINED_MAX_S if is_quarantined else _BACKOFF_MAX_S
+                pause_s, backoff_s = backoff_s, min(longest_s, backoff_s * 2)
             await asyncio.sleep(pause_s)
 
     async def beat(self, *, heartbeat_s: float) -> None:
@@ -120,6 +134,23 @@ class FleetRegistrar:
             await asyncio.sleep(heartbeat_s)
             await self._check()
             await self._announce()
+
+    async def watch(self, *, interval_s: float) -> None:
+        """Ask the canaries of what is served, and take the service down if it hangs, is paused, or answers wrongly."""
+        while True:
+            await asyncio.sleep(interval_s)
+            loaded = self.loaded
+            if loaded is None or self.is_loading:
+                continue
+            try:
+                await self.canaries.check(loaded.policies)
+            except (EngineError, StoreError) as error:
+                if self.is_loading or self.loaded is not loaded:
+                    continue  # the weights were being changed meanwhile
+                logger.warning("service %s: %s", self.service_id, error)
+                if isinstance(error, EngineError) or self.canaries.has_quarantine(loaded.policies):
+                    self.loaded = None
+                await self._announce()
 
     async def say_goodbye(self) -> None:
         """Mark the service DOWN everywhere, bounded."""
@@ -160,7 +191,7 @@ class FleetRegistrar:
 
     async def _read(self) -> None:
         gone = self.views
-        self.views = await self.reader.read()
+        self.views = await self.canaries.take_over(await self.reader.read())
         self._read_at = time.monotonic()
         for name in gone.keys() - self.views.keys():
             await self._put(gone[name], ServiceStatus.DOWN, version=gone[name].version)
@@ -173,8 +204,13 @@ class FleetRegistrar:
             return
         for view in self.views.values():
             if versions.get(view.name) == view.version and view.path == info.model_path:
+                same = [v for v in self.views.values() if v.key == view.key and versions.get(v.name) == v.version]
+                policies = {v.name: v.policy for v in same}
+                if self.canaries.has_quarantine(policies):
+                    return  # the labels are right and the answers are not: load them again
                 await self.client.continue_generation()  # whoever loaded it may have died before saying so
-                self.loaded = Loaded(key=view.key, path=view.path, versions=versions)
+                await self.canaries.check(policies)
+                self.loaded = Loaded(key=view.key, path=view.path, versions=versions, policies=policies)
                 return
 
     def _is_avoided(self, key: str) -> bool:
@@ -201,17 +237,30 @@ class FleetRegistrar:
         if key is None or not of_key:
             return None
         first = of_key[min(of_key)]
-        return Loaded(key=key, path=first.path, versions={name: view.version for name, view in of_key.items()})
+        return Loaded(
+            key=key,
+            path=first.path,
+            versions={name: view.version for name, view in of_key.items()},
+            policies={name: view.policy for name, view in of_key.items()},
+        )
 
     async def _relabel(self, target: Loaded) -> None:
         """Name the runs that join the loaded weights, too. Who published newer ones stays named: it is still true."""
         assert self.loaded is not None
-        joined = Loaded(key=target.key, path=self.loaded.path, versions={**self.loaded.versions, **target.versions})
-        if joined.versions == self.loaded.versions:
+        before = self.loaded
+        joined = Loaded(
+            key=target.key,
+            path=before.path,
+            versions={**before.versions, **target.versions},
+            policies={**before.policies, **target.policies},
+        )
+        if joined.versions == before.versions:
             return
+        new = joined.versions.items() - before.versions.items()
         self.is_loading = True
         try:
             await self.client.update_weight_version(joined.label)
+            await self.canaries.check({name: joined.policies[name] for name, _ in new})
             self.loaded = joined
         finally:
             self.is_loading = False
@@ -226,8 +275,9 @@ class FleetRegistrar:
         self.is_loading = True
         try:
             await self._load(target, keeps_running=may_continue)
-        except EngineError as error:
-            if error.kind is EngineErrorKind.REJECTED:
+        except (EngineError, StoreError) as error:
+            self.loaded = None
+            if isinstance(error, EngineError) and error.kind in _LOADING_IS_NO_USE:
                 self._avoided_until[target.key] = time.monotonic() + AVOID_S
             raise
         finally:
@@ -267,8 +317,9 @@ class FleetRegistrar:
         if info.weight_version != target.label:
             message = f"{self.client.base_url} reports {info.weight_version} after loading {target.label}"
             raise EngineError(message, kind=EngineErrorKind.REJECTED)
-        self.loaded = target
         await self.client.continue_generation()
+        await self.canaries.check(target.policies)
+        self.loaded = target
 
     async def _check(self) -> None:
         """Compare what the engine says with what was loaded."""
@@ -303,6 +354,8 @@ class FleetRegistrar:
                 await self._put(view, status, version=known, num_running=num_running, num_waiting=num_waiting)
 
     def _status(self, view: RunView, version: int | None) -> ServiceStatus:
+        if self.canaries.has_quarantine([view.name]):
+            return ServiceStatus.QUARANTINED
         if version is None:
             return ServiceStatus.DOWN
         is_newest = version == view.version and not self.is_draining
@@ -311,6 +364,7 @@ class FleetRegistrar:
     async def _put(
         self, view: RunView, status: ServiceStatus, *, version: int, num_running: int = 0, num_waiting: int = 0
     ) -> None:
+        canary = self.canaries.by_run[view.name]
         service = InferenceService(
             id=self.service_id,
             base_url=self.client.base_url,
@@ -319,6 +373,8 @@ class FleetRegistrar:
             engine=self.engine,
             num_running=num_running,
             num_waiting=num_waiting,
+            canary=canary.answer,
+            last_good_s=canary.last_good_s,
         )
         try:
             await view.store.put_service(service)

@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, StoreError, UnavailableError
 from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore
 from agentrl.inference.weight_identity import WeightIdentities
 from agentrl.protocols import Store
-from agentrl.types import InferenceService, ServiceStatus, TaskStatus
+from agentrl.types import InferenceService, PolicyVersion, ServiceStatus, TaskStatus
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class RunView:
 
     run: FleetRun
     store: Store
+    policy: PolicyVersion | None  # the newest; None: the start model, as version 0
     version: int
     path: str
     key: str  # of its newest weights: runs with equal keys can be served together
@@ -98,6 +99,7 @@ class FleetReader:
         return RunView(
             run=run,
             store=store,
+            policy=policy,
             version=version,
             path=path,
             key=await self._identities.key(path, version=version),

@@ -173,7 +173,7 @@ class PromptScore:
     engine_times: tuple[float, float] | None
 
 
-def parse_prompt_score(body: Any, *, input_ids: Sequence[int]) -> PromptScore:
+def parse_prompt_score(body: Any, *, input_ids: Sequence[int], run_name: str | None = None) -> PromptScore:
     """Check a 200 body of /generate with `logprob_start_len` 0. NaN log-probs pass: they are the caller's finding.
 
     Raises EngineError: ABORTED when the engine stopped it, INVALID_SAMPLE if the ids are not those of the prompt.
@@ -188,7 +188,7 @@ def parse_prompt_score(body: Any, *, input_ids: Sequence[int]) -> PromptScore:
         values = [entry[0] for entry in entries[1:]]
         return PromptScore(
             logprobs=tuple(math.nan if value is None else float(value) for value in values),
-            policy_version=parse_version(meta["weight_version"]),
+            policy_version=parse_version(meta["weight_version"], run_name=run_name),
             engine_times=parse_engine_times(meta),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

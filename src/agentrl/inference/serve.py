@@ -65,11 +65,7 @@ async def serve(config: RunConfig, fleet: FleetStore) -> None:
             engine=engine,
             poll_s=config.inference.policy_poll_s,
             heartbeat_s=config.store.heartbeat_s,
-            canary=CanarySettings(
-                tolerance=config.inference.canary_tolerance,
-                interval_s=config.inference.canary_interval_s,
-                timeout_s=config.inference.canary_timeout_s,
-            ),
+            canary=_canary_settings(config.inference),
             stop=stop,
             num_registrars=max(1, len(_urls(config))),
         )
@@ -90,10 +86,19 @@ async def serve_fleet(config: RunConfig, fleet: FleetRunStore, *, open_run_store
             poll_s=config.inference.policy_poll_s,
             heartbeat_s=config.store.heartbeat_s,
             dwell_s=config.inference.fleet_dwell_s,
+            canary=_canary_settings(config.inference),
             stop=stop,
         )
 
     await _serve(config, register)
+
+
+def _canary_settings(inference: InferenceConfig) -> CanarySettings:
+    return CanarySettings(
+        tolerance=inference.canary_tolerance,
+        interval_s=inference.canary_interval_s,
+        timeout_s=inference.canary_timeout_s,
+    )
 
 
 async def _serve(config: RunConfig, register: Register) -> None:
