@@ -26,3 +26,9 @@ class CrashingServer:
         """As short an outage as there is."""
         self.server.kill()
         await asyncio.to_thread(self.start)
+
+    async def stay_away(self, duration_s: float) -> None:
+        """Kill it, and start it again when that time is over."""
+        self.server.kill()
+        await asyncio.sleep(duration_s)
+        await asyncio.to_thread(self.start)

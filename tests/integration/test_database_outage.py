@@ -80,15 +80,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def outage(crashing: CrashingServer) -> None:
-    """Kill the database, and start it again when several times db_timeout_s are over."""
-    crashing.server.kill()
-    began = time.monotonic()
-
-    async def is_over() -> bool:
-        return time.monotonic() - began > OUTAGE_S
-
-    await until(is_over)
-    await asyncio.to_thread(crashing.start)
+    """Several times db_timeout_s without a database."""
+    await crashing.stay_away(OUTAGE_S)
 
 
 # --- the store ------------------------------------------------------------------------------------------------------

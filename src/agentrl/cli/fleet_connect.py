@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,9 +18,16 @@ from agentrl.store import MongoFleetRuns, open_fleet_runs
 
 @asynccontextmanager
 async def open_fleet(
-    config: RunConfig, *, may_start: bool = False, may_create: bool = False
+    config: RunConfig,
+    *,
+    may_start: bool = False,
+    may_create: bool = False,
+    outlasts_until: asyncio.Event | None = None,
 ) -> AsyncIterator[MongoFleetRuns]:
-    """The documents of the fleet `fleet_name`. The embedded database is started as for `open_run_store`."""
+    """The documents of the fleet `fleet_name`. The embedded database is started as for `open_run_store`.
+
+    `outlasts_until`: see `prepared_store`.
+    """
     fleet_name = config.run.fleet_name
     if fleet_name is None:
         raise ConfigError("fleet_name is not set: give the name of a fleet")
@@ -27,6 +35,8 @@ async def open_fleet(
         fleet = open_fleet_runs(connection_string(config), fleet_name=fleet_name, timeout_s=config.store.db_timeout_s)
         try:
             await fleet.prepare()
+            if outlasts_until is not None:
+                fleet.outlast_outages(outlasts_until)
             yield fleet
         finally:
             await fleet.close()

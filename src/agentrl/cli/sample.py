@@ -114,7 +114,7 @@ def _run_fleet(config: RunConfig) -> int:
                     caller=parts.caller, browser=parts.browser,
                 )  # fmt: skip
 
-        async with open_fleet(config) as fleet:
+        async with open_fleet(config, outlasts_until=stop) as fleet:
             max_records = config.rollout.max_concurrent_samples_per_process
             await run_fleet_sampler(fleet, open_run=open_run, max_records=max_records, stop=stop)
 

@@ -9,6 +9,7 @@ so that repeating one after a lost reply changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -35,6 +36,10 @@ class MongoFleetRuns:
         if TASK in await self._database.run("list collections", self._database.list_collections):
             name = self._database.name
             raise UnavailableError(f"fleet_name = {name}: this is the database of a run; choose another name")
+
+    def outlast_outages(self, stop: asyncio.Event) -> None:
+        """From now on, wait for a server that is away as long as it takes, or until `stop` is set."""
+        self._database.outlast_outages(stop)
 
     async def put_fleet_run(self, run: FleetRun) -> None:
         """See FleetRunStore.put_fleet_run."""
