@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.config.secrets import masked
 from agentrl.errors import StoreError, UnavailableError
-from agentrl.fleets import FleetRun, FleetRunStatus
+from agentrl.fleets import FleetRun, FleetRunStatus, FleetUsage
 from agentrl.protocols import Store
 from agentrl.store import MemoryFleetRuns, MemoryStore, open_fleet_runs, open_store
 from agentrl.types import Record, RecordStatus, ServiceStatus, TaskStatus
@@ -154,6 +154,45 @@ async def test_a_budget_of_tasks_is_kept_to_the_task_and_ends_the_trainer(world:
         await world.fleet.put_fleet_run(replace(runs["a"], budget_tasks=12))  # raised: it goes on by itself
         await until(lambda: _has_pending(store, 38))
     assert len({record.task_id for record in await store.list_records(limit=1000)}) == 12
+
+
+class WatchedFleetRuns(MemoryFleetRuns):
+    """Remembers how often it was looked at, and the statuses it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_looks = 0
+        self.moves: list[FleetRunStatus] = []
+
+    async def list_fleet_runs(self) -> list[FleetRun]:
+        self.num_looks += 1
+        return await super().list_fleet_runs()
+
+    async def move_fleet_run(self, run_name, *, source, target, reason):  # type: ignore[no-untyped-def]  # as the parent
+        self.moves.append(target)
+        await super().move_fleet_run(run_name, source=source, target=target, reason=reason)
+
+
+async def test_a_charge_that_another_sampler_takes_back_at_once_does_not_stop_the_run(model_dir: Path) -> None:
+    """The other one reserved the last Task of the budget, and its claim found nothing."""
+    fleet = WatchedFleetRuns()
+    world = FleetWorld(model_dir=model_dir, fleet=fleet)
+    await world.add_run(FleetRun(name="a", budget_tasks=5), MemoryStore(), num_tasks=20)
+    await fleet.put_fleet_usage("a", member="other", usage=FleetUsage(num_tasks=1))
+    async with world.samplers(1):
+        await world.settled_when(lambda counts: counts["a"] == 4)
+        seen = fleet.num_looks
+        await until(lambda: _is_looked_at(fleet, seen + 3))
+        await fleet.put_fleet_usage("a", member="other", usage=FleetUsage())
+        assert fleet.moves == []
+        await world.settled_when(lambda counts: counts["a"] == 5)
+        await world.runs_when(lambda runs: runs["a"].status is FleetRunStatus.STOPPED)
+    assert fleet.moves == [FleetRunStatus.STOPPED]
+    assert await _has_pending(world.stores["a"], 15)
+
+
+async def _is_looked_at(fleet: WatchedFleetRuns, num_looks: int) -> bool:
+    return fleet.num_looks >= num_looks
 
 
 async def _has_pending(store: Store, count: int) -> bool:

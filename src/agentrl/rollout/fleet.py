@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 RETRY_S = 10.0
+CLAIM_GRACE_S = 2.0  # a claim that finds nothing takes back what it charged
 _FAILURES = (AgentRLError, ExceptionGroup, OSError)  # of one run: its database, tools, files
 
 OpenRun = Callable[[FleetRun], AbstractAsyncContextManager[RunParts]]
@@ -64,6 +65,7 @@ class FleetSampler:
     retry_at: dict[str, float] = field(default_factory=dict)
     told: dict[str, str | None] = field(default_factory=dict)  # what the runs' own databases say of a stop
     runs: dict[str, FleetRun] = field(default_factory=dict)  # as of the last look, with what was granted since
+    spent_since: dict[str, float] = field(default_factory=dict)
     looked_at: float = float("-inf")
     slots: asyncio.Semaphore = field(init=False)
 
@@ -122,7 +124,7 @@ class FleetSampler:
     async def _within_budget(self, run: FleetRun) -> FleetRun:
         """The run, stopped if a budget of it is used up, active again if that was raised."""
         spent = run.spent_budget
-        if run.status is FleetRunStatus.ACTIVE and spent is not None:
+        if run.status is FleetRunStatus.ACTIVE and self._stays_spent(run):
             target = FleetRunStatus.STOPPED
         elif run.status is FleetRunStatus.STOPPED and spent is None:
             target = FleetRunStatus.ACTIVE
@@ -131,6 +133,14 @@ class FleetSampler:
         logger.info("run %s is %s: %s", run.name, target.value, spent or "its budget was raised")
         await self.fleet.move_fleet_run(run.name, source=run.status, target=target, reason=spent or "")
         return replace(run, status=target, reason=spent or "")
+
+    def _stays_spent(self, run: FleetRun) -> bool:
+        """Whether a budget is used up and not only reserved by a claim: a trainer that is told so ends."""
+        if run.spent_budget is None:
+            self.spent_since.pop(run.name, None)
+            return False
+        since = self.spent_since.setdefault(run.name, time.monotonic())
+        return time.monotonic() - since >= CLAIM_GRACE_S
 
     async def _join_and_leave(self) -> None:
         """Make the memberships those the documents ask for."""
@@ -210,7 +220,7 @@ class FleetSampler:
                     share=run.share,
                     priority=run.priority,
                     virtual_time=run.virtual_time,
-                    wants=is_active and member is not None and member.num_claimable > 0,
+                    wants=is_active and run.spent_budget is None and member is not None and member.num_claimable > 0,
                     is_served=member is not None and member.is_served,
                     is_new=is_active and run.offset is None,
                 )
