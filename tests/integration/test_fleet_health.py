@@ -60,7 +60,7 @@ async def test_weights_that_go_bad_quarantine_the_service_for_their_run_until_a_
     fleet: Fleet, engine: EngineTarget
 ) -> None:
     folder = fleet.paths["a"]
-    async with registered(fleet, engine.base_url, dwell_s=60.0, canary=QUICK_CANARIES):
+    async with registered(fleet, engine.base_url, canary=QUICK_CANARIES):  # run b may have a turn meanwhile
         await fleet.service_when("a", up_at(3))
         replace_folder(folder, engine.model_dirs[1])
         await engine.update_folder(folder, "a=3")  # the right label, foreign weights
@@ -68,9 +68,10 @@ async def test_weights_that_go_bad_quarantine_the_service_for_their_run_until_a_
         (span,) = await fleet.stores["a"].list_engine_quarantines()
         assert (span.service_id, span.policy_version, span.until_s) == ("s", 3, None)
         assert span.since_s > 0
-        replace_folder(folder, engine.model_dirs[0])
         await fleet.charge("b", 1000.0)
-        await fleet.stores["a"].publish_policy(PolicyVersion(version=4, path=str(folder), canary=fleet.references["a"]))
+        await fleet.stores["a"].publish_policy(
+            PolicyVersion(version=4, path=str(engine.model_dirs[0]), canary=fleet.references["a"])
+        )
         await fleet.service_when("a", up_at(4))
         (lifted,) = await fleet.stores["a"].list_engine_quarantines()
     assert lifted.until_s is not None
