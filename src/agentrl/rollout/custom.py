@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
-from types import ModuleType
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
+from agentrl.user_modules import import_user_module
 
 
 def load_sampler(module_path: str | None) -> type[AsyncSampler]:
@@ -20,10 +16,7 @@ def load_sampler(module_path: str | None) -> type[AsyncSampler]:
     """
     if module_path is None:
         return MCPSampler
-    try:
-        module = _from_file(Path(module_path)) if module_path.endswith(".py") else importlib.import_module(module_path)
-    except (ImportError, SyntaxError, OSError) as error:
-        raise ConfigError(f"sampler_module = {module_path!r} cannot be imported: {error}") from error
+    module = import_user_module(module_path, setting="sampler_module")
     defined = [
         value
         for value in vars(module).values()
@@ -39,21 +32,3 @@ def load_sampler(module_path: str | None) -> type[AsyncSampler]:
             f"evaluate_record; it defines {names}"
         )
     return defined[0]
-
-
-def _from_file(path: Path) -> ModuleType:
-    """The module of a file, imported once per process."""
-    name = "agentrl_sampler_" + path.resolve().as_posix().replace("/", "_").removesuffix(".py")
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ImportError("no such file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

@@ -13,18 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
-import sysconfig
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from agentrl.errors import BudgetSpentError, ConfigError, ScoringError
@@ -35,6 +29,7 @@ from agentrl.scoring.judge import JUDGE_DEADLINE_S, MAX_ASKED, Judge, JudgeCall
 from agentrl.scoring.scorers import exact_match, letter_choice, math_equal, token_f1
 from agentrl.scoring.tool_format import tool_format
 from agentrl.types import DispatchedSamplingTask, ToolSpec
+from agentrl.user_modules import import_user_module, is_imported
 
 SCORE_DEADLINE_S = 120.0
 JUDGE_SCORERS: Mapping[str, str] = {
@@ -45,7 +40,6 @@ FORMAT_SCORER = "format"
 RULES_VERSION = 1
 """Grows with every change of what a built-in rule says of some answer; part of every scorer version."""
 _CANCEL_GRACE_S = 1.0
-_LIBRARIES = ("<frozen ", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,34 +243,16 @@ def load_scorers(module_path: str) -> tuple[str, ...]:
 
     Raises ConfigError if it cannot be found or imported, naming file and line, or if it registers nothing.
     """
-    before = set(MCPScorerFactory.names())
-    module_name = _module_name(module_path)
-    if module_name in sys.modules:
+    if is_imported(module_path):
         return MCPScorerFactory.names()
-    try:
-        if module_path.endswith(".py"):
-            _import_file(Path(module_path), module_name=module_name)
-        else:
-            importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # the user's code runs here: it may raise anything
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        message = f"scorer_module = {module_path!r} cannot be imported: {what}{_place_of(error)}"
-        raise ConfigError(message) from error
+    before = set(MCPScorerFactory.names())
+    import_user_module(module_path, setting="scorer_module")
     if set(MCPScorerFactory.names()) == before:
         raise ConfigError(
             f"scorer_module = {module_path!r} registers no scorer; "
             "call MCPScorerFactory.register_scorer(name, function) at its top level"
         )
     return MCPScorerFactory.names()
-
-
-def _place_of(error: BaseException) -> str:
-    """The last line of the user's own code that led to it, for a message; nothing for a module that is not there."""
-    if isinstance(error, SyntaxError):
-        return ""  # its text says so
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(_LIBRARIES)]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _as_scorer(name: str, function: Callable[..., Awaitable[float] | float]) -> Scorer:
@@ -312,22 +288,3 @@ def _checked_score(scorer: str, score: object) -> float:
     if not isinstance(score, Real) or not math.isfinite(score):
         raise ScoringError(f"scorer {scorer!r} returned {score!r}, which is no finite number")
     return float(score)
-
-
-def _module_name(module_path: str) -> str:
-    if not module_path.endswith(".py"):
-        return module_path
-    return "agentrl_scorers_" + Path(module_path).resolve().as_posix().replace("/", "_").removesuffix(".py")
-
-
-def _import_file(path: Path, *, module_name: str) -> None:
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ImportError("no such file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise

@@ -135,8 +135,9 @@ def test_without_a_module_the_sampler_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (None, "cannot be imported: no such file"),
-        ("import nowhere_at_all", "cannot be imported: No module named 'nowhere_at_all'"),
+        (None, "cannot be imported: ImportError: no such file"),
+        ("import nowhere_at_all", r"cannot be imported: ModuleNotFoundError.*mine\.py, line 1"),
+        ("x = 1\ny = missing_name", r"cannot be imported: NameError.*mine\.py, line 2"),
         ("def broken(:", "cannot be imported"),
         ("from agentrl.rollout import AsyncSampler, MCPSampler", "it defines none"),
         ("from agentrl.rollout import AsyncSampler\nclass Half(AsyncSampler): ...", "it defines none"),

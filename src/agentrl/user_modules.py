@@ -1,0 +1,65 @@
+"""Python files and modules that a user names in a setting: scorers, samplers, losses."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from agentrl.errors import ConfigError
+
+_LIBRARIES: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+
+
+def import_user_module(module: str, *, setting: str) -> ModuleType:
+    """The dotted module, or the module of a .py file, imported once per process.
+
+    The user's code runs here and may raise anything: every failure is a ConfigError of one line that names the
+    setting, what was raised, and the file and line.
+    """
+    try:
+        return _module_of_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{setting} = {module!r} cannot be imported: {what}{_place_of(error)}") from error
+
+
+def is_imported(module: str) -> bool:
+    """Whether this process has the module already."""
+    return (_file_module_name(Path(module)) if module.endswith(".py") else module) in sys.modules
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    name = _file_module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError("no such file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _file_module_name(path: Path) -> str:
+    return "agentrl_user_" + hashlib.sha256(path.resolve().as_posix().encode()).hexdigest()[:16]
+
+
+def _place_of(error: BaseException) -> str:
+    """The last line of the user's own code that led to it; nothing for a module that is not there."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text says so
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(_LIBRARIES)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
