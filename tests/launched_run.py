@@ -106,6 +106,14 @@ def process_ids(folder: Path, mark: str) -> list[int]:
     return sorted(found)
 
 
+def wait_until_replaced(folder: Path, mark: str, *, gone: list[int]) -> None:
+    """Until processes of this kind run, and none of those that should be gone."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := process_ids(folder, mark)) or not set(found).isdisjoint(gone):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
 def wait_until_nothing_is_left(folder: Path) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while left := left_over(folder):

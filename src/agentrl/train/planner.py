@@ -41,6 +41,7 @@ TRAIN_SPLIT = "train"
 STALE = "stale"
 NO_DATA = frozenset({STALE, RETIRED, QUARANTINED_ENGINE})  # dropping it must not prolong the wait for data
 SIGNAL_PATIENCE = 10  # full batches without signal may prolong the wait to so many times data_timeout_s
+_COMMANDS_OF_A_LOOK = 2  # settled groups, and whether sampling was stopped
 SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 0.2
 MAX_WASTED_TOKENS = 256  # padding worth another forward pass: about what a pass costs over its tokens
@@ -288,7 +289,7 @@ class StepPlanner:
             if len(settled) != num_seen:
                 num_seen = len(settled)
                 pace.reset()
-            self._sleep(pace.pause())
+            self._sleep(pace.pause(num_commands=_COMMANDS_OF_A_LOOK))
 
     def _sampling_is_over(self) -> str | None:
         """Why no further group will settle, once sampling was stopped and none is running."""

@@ -29,6 +29,7 @@ _HTTP_STATUS = {
     "timeout": 504,
     "crashed": 502,
     "cancelled": 503,
+    "not_recorded": _FAILED_DEPENDENCY,
 }
 
 
