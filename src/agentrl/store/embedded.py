@@ -6,6 +6,7 @@ imported. It is not for production; MongoDB 6 or later is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,12 +23,14 @@ from pymongo.errors import PyMongoError
 from agentrl.errors import UnavailableError
 from agentrl.store.connection import embedded_uri
 
-__all__ = ["EmbeddedServer", "embedded_command", "embedded_uri", "start_embedded"]
+__all__ = ["EmbeddedServer", "embedded_command", "embedded_uri", "start_embedded", "wake_listener"]
 
 _HOST: Final = "127.0.0.1"
 _READY_TIMEOUT_S: Final = 60.0
 _TERM_TIMEOUT_S: Final = 20.0
 _KILL_TIMEOUT_S: Final = 5.0
+_STOP_POLL_S: Final = 0.05
+_WAKE_TIMEOUT_S: Final = 0.2
 _OPLOG_ENTRIES: Final = 5000  # the default of 100 000 keeps gigabytes of full documents
 _LOG_TAIL_BYTES: Final = 2000
 
@@ -56,6 +59,7 @@ class EmbeddedServer:
 
     def __init__(self, process: subprocess.Popen[bytes], *, port: int) -> None:
         self._process = process
+        self._port = port
         self.uri = embedded_uri(port)
         self.pid = process.pid
 
@@ -66,24 +70,32 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """Flush and end: SIGTERM, after 20 s SIGKILL, to the whole group. Safe to repeat."""
-        if self._signal(signal.SIGTERM, timeout_s=_TERM_TIMEOUT_S):
+        if self._process.poll() is not None:
             return
+        os.killpg(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                self._process.wait(timeout=_STOP_POLL_S)
+            except subprocess.TimeoutExpired:
+                wake_listener(self._port)
+            else:
+                return
         self.kill()
 
     def kill(self) -> None:
         """End at once, as a crash would. Acknowledged durable writes survive."""
-        self._signal(signal.SIGKILL, timeout_s=_KILL_TIMEOUT_S)
-
-    def _signal(self, number: signal.Signals, *, timeout_s: float) -> bool:
-        """Send to the group and wait; whether the process has ended."""
         if self._process.poll() is not None:
-            return True
-        os.killpg(self.pid, number)
-        try:
-            self._process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+            return
+        os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_KILL_TIMEOUT_S)
+
+
+def wake_listener(port: int) -> None:
+    """Let a stopping SecantusDB see that it stops: only a connection wakes its accepting thread, else it waits 2 s."""
+    with contextlib.suppress(OSError), socket.create_connection((_HOST, port), timeout=_WAKE_TIMEOUT_S):
+        pass
 
 
 def start_embedded(data_dir: Path, *, port: int, log_path: Path) -> EmbeddedServer:

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import UnavailableError
 from agentrl.store import open_store
-from agentrl.store.embedded import embedded_command, embedded_uri, start_embedded
+from agentrl.store.embedded import embedded_command, embedded_uri, start_embedded, wake_listener
 
 
 def is_alive(pid: int) -> bool:
@@ -69,3 +69,14 @@ def test_a_mongod_on_the_path_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_
     command = embedded_command(tmp_path / "data", port=4242)
     assert command[0] == str(mongod)
     assert "4242" in command
+
+
+def test_waking_a_listener_makes_one_connection_and_a_port_without_one_is_no_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        wake_listener(port)
+        listener.settimeout(5)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.recv(1) == b"", "closed at once"
+    wake_listener(port)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import psutil
 
 POLL_S = 0.05
 
 
-def end_groups(group_ids: Collection[int], *, grace_s: float) -> None:
+def end_groups(
+    group_ids: Collection[int], *, grace_s: float, while_waiting: Callable[[], object] = lambda: None
+) -> None:
     """SIGTERM every group, wait up to `grace_s` until no process of them runs, then SIGKILL what is left."""
     _signal(group_ids, signal.SIGTERM)
-    if _all_gone(group_ids, within_s=grace_s):
+    if _all_gone(group_ids, within_s=grace_s, while_waiting=while_waiting):
         return
     _signal(group_ids, signal.SIGKILL)
-    _all_gone(group_ids, within_s=grace_s)
+    _all_gone(group_ids, within_s=grace_s, while_waiting=while_waiting)
 
 
 def running_members(group_ids: Collection[int]) -> list[int]:
@@ -33,11 +35,12 @@ def running_members(group_ids: Collection[int]) -> list[int]:
     return members
 
 
-def _all_gone(group_ids: Collection[int], *, within_s: float) -> bool:
+def _all_gone(group_ids: Collection[int], *, within_s: float, while_waiting: Callable[[], object]) -> bool:
     deadline = time.monotonic() + within_s
     while running_members(group_ids):
         if time.monotonic() > deadline:
             return False
+        while_waiting()
         time.sleep(POLL_S)
     return True
 

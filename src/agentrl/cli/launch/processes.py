@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from agentrl.cli.connect import choose_port, database_dir
@@ -18,7 +19,7 @@ from agentrl.cli.launch.supervisor import ChildSpec, child_environment
 from agentrl.config import RunConfig
 from agentrl.config.load import ASSETS_DIR, ENVIRONMENT_PREFIX, PLAIN_VARIABLES
 from agentrl.config.secrets import masked, secret_settings
-from agentrl.store.embedded import embedded_command, embedded_uri
+from agentrl.store.embedded import embedded_command, embedded_uri, wake_listener
 
 SAMPLERS_STOP, ENGINE_STOPS, DATABASE_STOPS = 0, 1, 2
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -99,6 +100,7 @@ def database(config: RunConfig, *, environ: Mapping[str, str]) -> tuple[ChildSpe
         environ=child_environment(environ, threads=1, drop_prefixes=(ENVIRONMENT_PREFIX,)),
         log_path=log_path(config, "database", 0),
         stop_stage=DATABASE_STOPS,
+        while_stopping=partial(wake_listener, port),
     )
     return spec, embedded_uri(config.store.db_proxy_port or port)
 

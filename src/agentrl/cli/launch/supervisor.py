@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,7 @@ class ChildSpec:
     ends_run: bool = False  # exit code 0 means the run is complete, EXIT_STOPPED that an alarm ended it
     spends: bool = False  # exit code EXIT_BUDGET means that it has no money left, and is not started again
     has_pulse: bool = False  # it touches the file that PULSE_FILE names (`cli/pulse.py`)
+    while_stopping: Callable[[], object] = lambda: None  # called again and again between SIGTERM and its end
 
     @property
     def pulse_file(self) -> Path | None:
@@ -193,9 +194,9 @@ class Supervisor:
         if self._guard_keeper is not None:
             self._guard_keeper.cancel()
         for stage in sorted({spec.stop_stage for spec, _ in self._running.values()}):
-            groups = [group for group, (spec, _) in self._running.items() if spec.stop_stage == stage]
-            await asyncio.to_thread(end_groups, groups, grace_s=STOP_GRACE_S)
-            for group_id in groups:
+            ending = {group: spec for group, (spec, _) in self._running.items() if spec.stop_stage == stage}
+            await asyncio.to_thread(_end_all, ending)
+            for group_id in ending:
                 await self._forget(group_id)
 
     async def _keep(self, spec: ChildSpec) -> bool:
@@ -317,3 +318,7 @@ def _describe_refusal(spec: ChildSpec) -> str:
 def _describe_failure(spec: ChildSpec, code: int, *, attempts: int) -> str:
     times = "" if attempts == 1 else f" {attempts} times in a row without progress"
     return f"{spec.name} ended{times}, exit code {code}. The end of {spec.log_path}:\n{log_tail(spec.log_path)}"
+
+
+def _end_all(ending: Mapping[int, ChildSpec]) -> None:
+    end_groups(ending, grace_s=STOP_GRACE_S, while_waiting=lambda: [spec.while_stopping() for spec in ending.values()])

@@ -10,6 +10,8 @@ from agentrl.cli.launch.guard import NUM_STAGES, longest_end_s, watch
 from agentrl.cli.launch.processes import DATABASE_STOPS, ENGINE_STOPS, SAMPLERS_STOP
 from agentrl.cli.launch.supervisor import LOCK_WAIT_S, STOP_GRACE_S
 
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+
 
 def start_group(code: str = "import signal; print('up', flush=True); signal.pause()") -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
@@ -50,10 +52,22 @@ def test_ending_a_group_that_is_gone_is_fine(groups):
     assert running_members(groups[:1]) == []
 
 
+def test_what_helps_a_group_to_end_is_done_until_it_has_ended():
+    child = start_group(DEAF)
+    calls: list[bool] = []
+    end_groups([child.pid], grace_s=0.2, while_waiting=lambda: calls.append(True))
+    assert calls
+    calls.clear()
+    end_groups([child.pid], grace_s=0.2, while_waiting=lambda: calls.append(True))
+    assert not calls
+    child.wait(timeout=10)
+    assert child.stdout is not None
+    child.stdout.close()
+
+
 def test_a_launch_waits_longer_for_its_predecessors_guard_than_that_can_take(tmp_path):
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     grace_s = 0.5
-    children = [start_group(deaf) for _ in range(NUM_STAGES)]
+    children = [start_group(DEAF) for _ in range(NUM_STAGES)]
     began = time.monotonic()
     watch([f"+{child.pid} {stage}" for stage, child in enumerate(children)], grace_s=grace_s)
     took_s = time.monotonic() - began
