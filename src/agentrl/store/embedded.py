@@ -23,13 +23,20 @@ from pymongo.errors import PyMongoError
 from agentrl.errors import UnavailableError
 from agentrl.store.connection import embedded_uri
 
-__all__ = ["EmbeddedServer", "embedded_command", "embedded_uri", "start_embedded", "wake_listener"]
+__all__ = [
+    "EmbeddedServer",
+    "answering_process",
+    "embedded_command",
+    "embedded_uri",
+    "start_embedded",
+    "wake_listener",
+]
 
 _HOST: Final = "127.0.0.1"
 _READY_TIMEOUT_S: Final = 60.0
 _TERM_TIMEOUT_S: Final = 20.0
 _KILL_TIMEOUT_S: Final = 5.0
-_STOP_POLL_S: Final = 0.05
+_EXIT_POLL_S: Final = 0.05
 _WAKE_TIMEOUT_S: Final = 0.2
 _OPLOG_ENTRIES: Final = 5000  # the default of 100 000 keeps gigabytes of full documents
 _LOG_TAIL_BYTES: Final = 2000
@@ -76,7 +83,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + _TERM_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
-                self._process.wait(timeout=_STOP_POLL_S)
+                self._process.wait(timeout=_EXIT_POLL_S)
             except subprocess.TimeoutExpired:
                 wake_listener(self._port)
             else:
@@ -132,17 +139,29 @@ def _require_free_port(port: int) -> None:
             ) from error
 
 
+def answering_process(uri: str) -> int | None:
+    """Id of the server process that answers there; None if none does within half a second.
+
+    Two servers that start on one port in the same instant both see it free. One of them ends, and what then answers is
+    the other one, with somebody else's data.
+    """
+    with MongoClient[dict[str, int]](uri, serverSelectionTimeoutMS=500) as client:
+        try:
+            return int(client.admin.command("serverStatus")["pid"])
+        except PyMongoError:
+            return None
+
+
 def _wait_until_ready(server: EmbeddedServer, *, log_path: Path) -> None:
     deadline = time.monotonic() + _READY_TIMEOUT_S
-    with MongoClient[dict[str, object]](server.uri, serverSelectionTimeoutMS=500) as client:
-        while time.monotonic() < deadline:
-            try:
-                client.admin.command("ping")
-            except PyMongoError:
-                if not server.is_running:
-                    raise UnavailableError(f"the database server ended at start: {_log_tail(log_path)}") from None
-            else:
-                return
+    while time.monotonic() < deadline:
+        answering = answering_process(server.uri)
+        if answering == server.pid:
+            return
+        if not server.is_running:
+            raise UnavailableError(f"the database server ended at start: {_log_tail(log_path)}")
+        if answering is not None:
+            time.sleep(_EXIT_POLL_S)  # another server has the port: ours is about to end
     raise UnavailableError(f"the database server did not answer within {_READY_TIMEOUT_S:g} s: {_log_tail(log_path)}")
 
 

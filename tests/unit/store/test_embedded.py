@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import UnavailableError
 from agentrl.store import open_store
-from agentrl.store.embedded import embedded_command, embedded_uri, start_embedded, wake_listener
+from agentrl.store.embedded import answering_process, embedded_command, embedded_uri, start_embedded, wake_listener
 
 
 def is_alive(pid: int) -> bool:
@@ -44,6 +44,20 @@ def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
         with pytest.raises(UnavailableError, match=f"db_port = {port}.*db_connection_string"):
             start_embedded(tmp_path / "data", port=port, log_path=tmp_path / "server.log")
     assert not (tmp_path / "data").exists(), "nothing was started"
+
+
+def test_another_server_that_took_the_port_in_the_same_instant_is_not_mistaken_for_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_port: int
+) -> None:
+    other = start_embedded(tmp_path / "other", port=free_port, log_path=tmp_path / "other.log")
+    try:
+        assert answering_process(other.uri) == other.pid
+        monkeypatch.setattr("agentrl.store.embedded._require_free_port", lambda port: None)
+        with pytest.raises(UnavailableError, match=r"ended at start: .*server\.log"):
+            start_embedded(tmp_path / "data", port=free_port, log_path=tmp_path / "server.log")
+    finally:
+        other.stop()
+    assert answering_process(other.uri) is None
 
 
 def test_a_server_that_dies_at_start_shows_its_log(tmp_path: Path, free_port: int) -> None:

@@ -38,8 +38,10 @@ from agentrl.config.secrets import masked, masked_uri
 from agentrl.errors import BudgetSpentError, StoppedByAlarmError, UnavailableError
 from agentrl.inspector import RunProgress
 from agentrl.store import MongoStore
+from agentrl.store.embedded import answering_process
 
 OWN_DATABASE_START_S = 180.0
+CONNECT_PAUSE_S = 0.1
 FORGET_AFTER = timedelta(seconds=30)
 
 
@@ -162,7 +164,7 @@ async def _first_connection(config: RunConfig, *, uri: str, supervisor: Supervis
     """
     deadline = time.monotonic() + OWN_DATABASE_START_S
     while True:
-        connecting = asyncio.create_task(_connect_once(config, uri=uri))  # bounded by db_timeout_s
+        connecting = asyncio.create_task(_connect_once(config, uri=uri, supervisor=supervisor))  # within db_timeout_s
         try:
             while not connecting.done():
                 supervisor.check()
@@ -171,11 +173,17 @@ async def _first_connection(config: RunConfig, *, uri: str, supervisor: Supervis
         except UnavailableError:
             if config.store.db_connection_string is not None or time.monotonic() > deadline:
                 raise
+            await asyncio.sleep(CONNECT_PAUSE_S)
         finally:
             connecting.cancel()
 
 
-async def _connect_once(config: RunConfig, *, uri: str) -> None:
+async def _connect_once(config: RunConfig, *, uri: str, supervisor: Supervisor) -> None:
+    """Raises UnavailableError if no database answers, or one of another launch where ours should."""
+    if config.store.db_connection_string is None:
+        answering = await asyncio.to_thread(answering_process, uri)
+        if answering is None or not supervisor.has_child(answering):
+            raise UnavailableError(f"the database of this launch does not answer at {masked_uri(uri)}")
     async with _open_store(config, uri=uri):
         pass
 

@@ -170,6 +170,10 @@ class Supervisor:
         if code != 0:
             raise ChildFailedError(_describe_failure(spec, code, attempts=1))
 
+    def has_child(self, process_id: int) -> bool:
+        """Whether this is a process that runs for this launch now."""
+        return process_id in self._running
+
     def note_progress(self) -> None:
         """The run moved on: earlier failures no longer count as being in a row."""
         self._failures.clear()
