@@ -18,8 +18,8 @@ from agentrl.config import AlgoConfig, InferenceConfig, RolloutConfig, RunConfig
 from agentrl.errors import EngineError, EngineErrorKind, StaleClaimError
 from agentrl.protocols import Store
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.groups import GroupRunner
-from agentrl.rollout.sampler import MCPSampler
 from agentrl.store import MemoryStore
 from agentrl.store.documents import record_to_document, settlement_to_document, turn_to_documents
 from agentrl.store.ledger_documents import engine_quarantine_to_document, sequence_to_document, step_to_document
@@ -109,10 +109,12 @@ def make_runner(store: Store, engine: ScriptedEngine, model_dir: Path, *, config
         commit_turn=store.commit_turn,
         rollout=config.rollout,
         inference=config.inference,
+        reflection=config.reflection,
         tool_timeout_s=5.0,
         clock=lambda: datetime.now(UTC),
     )
-    return GroupRunner(config=config, store=store, agent=agent, sampler_class=MCPSampler, slots=asyncio.Semaphore(8))
+    sampler = sampler_of(config)
+    return GroupRunner(config=config, store=store, agent=agent, sampler_class=sampler, slots=asyncio.Semaphore(8))
 
 
 async def sample(store: Store, runner: GroupRunner, *names: str, split: str = "train") -> None:

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agentrl.chat import ChatFormat
-from agentrl.config import InferenceConfig, RolloutConfig
+from agentrl.config import InferenceConfig, ReflectionConfig, RolloutConfig
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.browse import Browser
+from agentrl.rollout.meta_sampler import MetaEpisodeSampler
 from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
 from agentrl.types import Record, RecordStatus, Recovery, Task, Turn
@@ -31,12 +32,18 @@ class Rollout:
     tools: Sequence[Callable[..., object]] = ()
     browser: Browser | None = None
     settings: dict[str, object] = field(default_factory=dict)
+    reflection: dict[str, object] = field(default_factory=dict)
     engine: ScriptedEngine = field(init=False)
 
     async def run(self, *, committed: Sequence[Turn] = ()) -> RolloutResult:
         """Run it on a fresh engine."""
         self.engine = ScriptedEngine(self.model_dir, self.script)
         return await run_rollout(TASK, record=RECORD, committed=committed, agent=self.agent())
+
+    async def sample(self, *, committed: Sequence[Turn] = (), task: Task = TASK) -> tuple[Record, tuple[Turn, ...]]:
+        """Run it as a meta-episode, on a fresh engine, and score it."""
+        self.engine = ScriptedEngine(self.model_dir, self.script)
+        return await MetaEpisodeSampler(task, record=RECORD, committed=committed, agent=self.agent()).sample()
 
     def agent(self) -> Agent:
         """What the rollout works with."""
@@ -53,6 +60,7 @@ class Rollout:
             commit_turn=commit,
             rollout=RolloutConfig.model_validate(limits | self.settings),
             inference=InferenceConfig(context_length=4000),
+            reflection=ReflectionConfig.model_validate(self.reflection),
             tool_timeout_s=5.0,
             clock=lambda: datetime.now(UTC),
             browser=self.browser,

@@ -18,6 +18,7 @@ class ToolStatus(StrEnum):
     BAD_ARGUMENTS = "bad_arguments"  # refused before the call: the schema does not allow them
     UNKNOWN_TOOL = "unknown_tool"
     MALFORMED = "malformed"  # the model's call could not be parsed
+    OVER_LIMIT = "over_limit"  # its attempt has made all the calls it may make
     TIMEOUT = "timeout"
     RATE_LIMITED = "rate_limited"  # and still so after all retries
     AUTH = "auth"  # the server does not accept who asks
@@ -42,7 +43,9 @@ class ToolStatus(StrEnum):
     @property
     def was_sent(self) -> bool:
         """Whether the call reached a tool, or may have."""
-        return self not in {ToolStatus.BAD_ARGUMENTS, ToolStatus.UNKNOWN_TOOL, ToolStatus.MALFORMED}
+        return self not in {
+            ToolStatus.BAD_ARGUMENTS, ToolStatus.UNKNOWN_TOOL, ToolStatus.MALFORMED, ToolStatus.OVER_LIMIT
+        }  # fmt: skip
 
 
 class ResultOrigin(StrEnum):

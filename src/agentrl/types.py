@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.outcomes import EpisodeResult as EpisodeResult
+from agentrl.outcomes import StopReason as StopReason
 from agentrl.services import CanaryAnswer as CanaryAnswer
 from agentrl.services import CanaryReference as CanaryReference
 from agentrl.services import EngineQuarantine as EngineQuarantine
@@ -39,40 +41,8 @@ BoolArray = npt.NDArray[np.bool_]
 Answer = str | int | float | bool | list[Any] | dict[str, Any]
 SCHEMA_VERSION = 2  # 2: a dispatch leaves out what its ids, or its only policy version, say already
 BRANCH = "branch"  # in the request of a model call that starts a new context: {"strategy", "because", ...}
+EPISODE = "episode"  # in that of a call that starts an episode after the first: {"number", "after"}
 FINAL_ANSWER = "final_answer"  # in that of a forced final answer: the stop reason it stands for
-
-
-class StopReason(StrEnum):
-    """Why a rollout ended. Closed: every Record has exactly one."""
-
-    ANSWER = "answer"
-    MAX_TURNS = "max_turns"
-    CONTEXT_LIMIT = "context_limit"
-    REPETITION = "repetition"
-    FORMAT_ERROR = "format_error"
-    ABORTED = "aborted"
-    TOOL_ERROR = "tool_error"
-    ENGINE_ERROR = "engine_error"
-    JUDGE_ERROR = "judge_error"
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_infrastructure(self) -> bool:
-        """Whether the system, not the policy, ended the rollout. Such Records never enter a group baseline."""
-        return self in _INFRASTRUCTURE_STOPS
-
-
-_INFRASTRUCTURE_STOPS = frozenset(
-    {
-        StopReason.ABORTED,
-        StopReason.TOOL_ERROR,
-        StopReason.ENGINE_ERROR,
-        StopReason.JUDGE_ERROR,
-        StopReason.TIMEOUT,
-        StopReason.CANCELLED,
-    }
-)
 
 
 class TaskStatus(StrEnum):
@@ -219,6 +189,7 @@ class Record:
     score: float | None = None
     scorer: str | None = None
     turn_scores: tuple[float | None, ...] = ()  # scores of single turns, each ends an episode; empty: `score` alone
+    episodes: tuple[EpisodeResult, ...] = ()  # of a meta-episode, in order; `answer` and `score` are the last one's
     error: str | None = None
     worker: str = ""
     num_prompt_tokens: int = 0  # tokens of the longest context, not sampled
@@ -256,6 +227,7 @@ class GroupSettlement:
     scores: Mapping[str, float] = field(default_factory=dict)  # record id -> the scorer's number, before shaping
     untrained: Mapping[str, str] = field(default_factory=dict)  # record id -> why a scored Record gives no rows
     engines: tuple[EngineUse, ...] = ()  # what sampled the scored Records, and when
+    episode_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # record id -> of a meta-episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

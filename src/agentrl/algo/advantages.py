@@ -2,7 +2,8 @@
 
     rewards of one group        group_advantages           one number per generation
     rewards of several groups   batch_std_advantages       one number per generation, scaled by the batch
-    rewards[i][n] per episode   turn_level_advantages      one number per episode
+    rewards[i][n] per episode   turn_level_advantages      one number per episode, against the same episode of others
+                                pooled_advantages          one number per episode, against all episodes of all
     rewards per token           reinforce_pp_advantages    one number per token, whitened over the batch
 
 The functions over rewards raise ValueError for one that is not finite: a failed Record has no reward, never a 0.
@@ -82,18 +83,28 @@ def turn_level_advantages(
     which lets an exploratory episode earn what it made possible (MR-Search). Raises ValueError if `credit_mask` is
     shorter than the longest row.
     """
-    num_episodes = max((len(row) for row in rewards), default=0)
-    mask_E = np.ones(num_episodes) if credit_mask is None else np.asarray(credit_mask, dtype=np.float64)
-    if mask_E.size < num_episodes:
-        raise ValueError(f"credit_mask has {mask_E.size} entries for {num_episodes} episodes: give one per episode")
+    mask_E = _episode_mask(rewards, credit_mask=credit_mask)
     advantages = [[0.0] * len(row) for row in rewards]
-    for episode in reversed(range(num_episodes)):
+    for episode in reversed(range(max((len(row) for row in rewards), default=0))):
         present = [i for i, row in enumerate(rewards) if len(row) > episode]
         relative = group_advantages([rewards[i][episode] for i in present], method=method)
         for i, own in zip(present, relative, strict=True):
             later = advantages[i][episode + 1] if len(rewards[i]) > episode + 1 else 0.0
             advantages[i][episode] = float(mask_E[episode]) * own + gamma * later
     return advantages
+
+
+def pooled_advantages(
+    rewards: Sequence[Sequence[float]], *, credit_mask: Sequence[float] | None = None, eps: float = 1e-6
+) -> list[list[float]]:
+    """Credit of every episode against all episodes of the group together: (reward - mean) / (std + eps), std unbiased.
+
+    `rewards`, `credit_mask` and errors as for `turn_level_advantages`; nothing is discounted (MT-GRPO, pooled).
+    """
+    mask_E = _episode_mask(rewards, credit_mask=credit_mask)
+    pooled = group_advantages([reward for row in rewards for reward in row], method="group_norm", eps=eps)
+    values = iter(pooled)
+    return [[float(mask_E[episode]) * next(values) for episode in range(len(row))] for row in rewards]
 
 
 def reinforce_pp_advantages(
@@ -118,6 +129,14 @@ def reinforce_pp_advantages(
         centred = _centre_by_group(totals, group_ids)
         returns_RT = [np.full(row_T.size, value) for row_T, value in zip(rewards_RT, centred, strict=True)]
     return [row.tolist() for row in _whiten(returns_RT, masks_RT)]
+
+
+def _episode_mask(rewards: Sequence[Sequence[float]], *, credit_mask: Sequence[float] | None) -> Float64Array:
+    num_episodes = max((len(row) for row in rewards), default=0)
+    mask_E = np.ones(num_episodes) if credit_mask is None else np.asarray(credit_mask, dtype=np.float64)
+    if mask_E.size < num_episodes:
+        raise ValueError(f"credit_mask has {mask_E.size} entries for {num_episodes} episodes: give one per episode")
+    return mask_E
 
 
 def _finite_rewards(rewards: Sequence[float]) -> Float64Array:

@@ -3,11 +3,12 @@
     Record   turn 0   turn 1   turn 2   turn 3        group_norm ... none          one number per Record
              ──────   ──────   ──────   ──────        turn_rloo                    one number per episode
     scores     -       0.0       -       1.0          reinforce_plus_plus          one number per token: what is
-             └── episode 0 ──┘└── episode 1 ──┘                                    rewarded from there on
+             └── episode 0 ──┘└── episode 1 ──┘        mt_grpo_turn, _pooled        rewarded from there on
 
-Where rewards come from: a Record's `turn_scores` name the turns that were scored; each ends an episode, and turns after
-the last one are an episode without reward. Without them the Record is one episode, rewarded with its score on its last
-turn. What shaping adds to a Record's score (`efficient_rewarding`) is added to its last episode.
+Where rewards come from: the `episodes` of a meta-episode, those that found no room included (reward 0, no tokens). Else
+a Record's `turn_scores` name the turns that were scored; each ends an episode, and turns after the last one are an
+episode without reward. Without either the Record is one episode, rewarded with its score on its last turn. What shaping
+adds to a Record's score (`efficient_rewarding`) is added to its last episode.
 
 REINFORCE++ returns are stored as they are; the trainer whitens them over all trained tokens of its optimizer step
 (`train/whitening.py`), because a group does not know the others.
@@ -25,10 +26,12 @@ from agentrl.algo.advantages import (
     GroupMethod,
     discounted_returns,
     group_advantages,
+    pooled_advantages,
     turn_level_advantages,
 )
+from agentrl.config.credit import EPISODE_METHODS
 from agentrl.config.sections import AlgoConfig
-from agentrl.types import Record, Turn
+from agentrl.types import EpisodeResult, Record, Turn
 
 GROUP_METHODS: Mapping[str, GroupMethod] = {
     "group_norm": "group_norm",
@@ -62,8 +65,11 @@ class Episodes:
 def episodes_of(record: Record, *, num_turns: int, reward: float) -> Episodes:
     """The episodes of a scored Record whose shaped reward is `reward`.
 
-    Raises ValueError naming the Record if its `turn_scores` are not one per turn.
+    Raises ValueError naming the Record if its `turn_scores` are not one per turn, or its `episodes` not its turns.
     """
+    shift = reward - float(record.score or 0.0)
+    if record.episodes:
+        return _of_meta_episode(record, num_turns=num_turns, shift=shift)
     if not record.turn_scores:
         return Episodes(rewards=(reward,), of_turns=(0,) * num_turns)
     if len(record.turn_scores) != num_turns:
@@ -76,8 +82,28 @@ def episodes_of(record: Record, *, num_turns: int, reward: float) -> Episodes:
             rewards.append(score)
     if record.turn_scores[-1] is None:
         rewards.append(0.0)
-    rewards[-1] += reward - float(record.score or 0.0)
+    rewards[-1] += shift
     return Episodes(rewards=tuple(rewards), of_turns=tuple(of_turns))
+
+
+def _of_meta_episode(record: Record, *, num_turns: int, shift: float) -> Episodes:
+    of_turns = [number for number, episode in enumerate(record.episodes) for _ in range(episode.num_turns)]
+    scores = [episode.score for episode in record.episodes if episode.score is not None]
+    if len(of_turns) != num_turns or len(scores) != len(record.episodes):
+        raise ValueError(
+            f"record {record.id} has {num_turns} turns, its {len(record.episodes)} episodes {len(of_turns)} turns and "
+            f"{len(scores)} scores"
+        )
+    return Episodes(rewards=(*scores[:-1], scores[-1] + shift), of_turns=tuple(of_turns))
+
+
+def turn_scores_of(episodes: Sequence[EpisodeResult]) -> tuple[float | None, ...]:
+    """The `turn_scores` of a meta-episode, one entry per turn: the score of the episode that ends there."""
+    scores: list[float | None] = []
+    for episode in episodes:
+        if episode.num_turns:
+            scores += [None] * (episode.num_turns - 1) + [episode.score]
+    return tuple(scores)
 
 
 def group_credit(
@@ -93,8 +119,8 @@ def group_credit(
     episodes = {
         record.id: episodes_of(record, num_turns=len(turns[record.id]), reward=rewards[record.id]) for record in records
     }
-    if method == "turn_rloo":
-        per_episode = turn_level_advantages([found.rewards for found in episodes.values()], gamma=algo.gamma)
+    if method in EPISODE_METHODS:
+        per_episode = _episode_advantages(records, [found.rewards for found in episodes.values()], algo=algo)
         return {
             record_id: _one_per_episode(values, episodes[record_id], turns[record_id])
             for record_id, values in zip(episodes, per_episode, strict=True)
@@ -104,6 +130,35 @@ def group_credit(
         mean = sum(totals.values()) / max(len(totals), 1)
         return {record_id: _one_number(total - mean, turns[record_id]) for record_id, total in totals.items()}
     return {record_id: _returns(found, turns[record_id], gamma=algo.gamma) for record_id, found in episodes.items()}
+
+
+def _episode_advantages(
+    records: Sequence[Record], rewards: Sequence[Sequence[float]], *, algo: AlgoConfig
+) -> list[list[float]]:
+    """turn_weight * A[i][n] + outcome_weight * A_outcome[i] for every episode n of Record i."""
+    bonus = algo.improvement_bonus
+    shaped = [[own + bonus * (own - before) for own, before in zip(row, (0.0, *row), strict=False)] for row in rewards]
+    mask = algo.episode_reward_mask or None
+    baseline: GroupMethod = "rloo" if algo.advantage == "turn_rloo" else "group_norm"
+    if algo.advantage == "mt_grpo_pooled":
+        of_episodes = pooled_advantages(shaped, credit_mask=mask)
+    else:
+        of_episodes = turn_level_advantages(shaped, gamma=algo.gamma, credit_mask=mask, method=baseline)
+    penalty = algo.distinct_answer_penalty
+    outcomes = [
+        row[-1] - penalty * _repeated_share(record.episodes) for record, row in zip(records, rewards, strict=True)
+    ]
+    of_records = group_advantages(outcomes, method=baseline)
+    return [
+        [algo.turn_weight * own + algo.outcome_weight * outcome for own in row]
+        for row, outcome in zip(of_episodes, of_records, strict=True)
+    ]
+
+
+def _repeated_share(episodes: Sequence[EpisodeResult]) -> float:
+    """1 - distinct answers / episodes; case and spaces make no difference, and no answer is not an answer."""
+    answers = {" ".join(episode.answer.casefold().split()) for episode in episodes if episode.answer is not None}
+    return 1.0 - len(answers) / len(episodes) if episodes else 0.0
 
 
 def _one_number(value: float, turns: Sequence[Turn]) -> Credit:

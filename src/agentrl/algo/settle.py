@@ -78,6 +78,7 @@ def settle_group(
         advantages={},
         num_failed=max(task.num_generations, len(records)) - len(scored),
         scores=scores,
+        episode_scores=_episode_scores(scored),
         engines=engines_of(turn for record in scored for turn in turns[record.id]),
     )
     if not is_training:
@@ -102,6 +103,15 @@ def settle_group(
     if not rows:
         return replace(decided, drop_reason=_last_reason(untrained.values()).value), []
     return replace(decided, outcome=GroupOutcome.TRAINABLE), rows
+
+
+def _episode_scores(records: Sequence[Record]) -> dict[str, tuple[float, ...]]:
+    """Scores by episode, of the Records that are meta-episodes."""
+    return {
+        record.id: tuple(float(episode.score or 0.0) for episode in record.episodes)
+        for record in records
+        if record.episodes
+    }
 
 
 def _untrained(

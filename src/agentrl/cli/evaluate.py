@@ -35,7 +35,7 @@ from agentrl.evaluate import EvaluationReport, evaluate
 from agentrl.inference import RoutedClient
 from agentrl.inspector.plain import plain
 from agentrl.protocols import Store
-from agentrl.rollout.custom import load_sampler
+from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
 from agentrl.types import PolicyVersion, ServiceStatus
@@ -115,7 +115,7 @@ async def _evaluate(
     ):
         parts = RunParts(
             config=config, store=store, toolbox=calls.toolbox, client=calls.paying(client), chat=chat,
-            scoring=agents.scoring, sampler_class=load_sampler(config.rollout.sampler_module), caller=calls.caller,
+            scoring=agents.scoring, sampler_class=sampler_of(config), caller=calls.caller,
             browser=browser_of(agents, chat=chat),
         )  # fmt: skip
         return await evaluate(parts, rows=rows, policy_version=version.version, num_generations=num_generations)

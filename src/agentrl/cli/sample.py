@@ -22,7 +22,7 @@ from agentrl.inference import RoutedClient
 from agentrl.pacing import longest_silence_s
 from agentrl.protocols import GenerationClient, Store, Toolbox
 from agentrl.rollout.browse import Browser
-from agentrl.rollout.custom import load_sampler
+from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.parts import RunParts
 from agentrl.rollout.tool_calls import ToolCaller
@@ -85,7 +85,7 @@ def run(invocation: Invocation) -> int:
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
 
-    sampler_class = load_sampler(config.rollout.sampler_module)
+    sampler_class = sampler_of(config)
 
     async def body(stop: asyncio.Event) -> None:
         async with open_rollout_parts(config, outlasts_until=stop) as parts:
@@ -110,7 +110,7 @@ def _run_fleet(config: RunConfig) -> int:
             async with open_rollout_parts(of_run, outlasts_until=stop) as parts:
                 yield RunParts(
                     config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-                    scoring=parts.agents.scoring, sampler_class=load_sampler(of_run.rollout.sampler_module),
+                    scoring=parts.agents.scoring, sampler_class=sampler_of(of_run),
                     caller=parts.caller, browser=parts.browser,
                 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from agentrl.config.load import ASSETS_DIR
 from agentrl.errors import ConfigError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.dataset import TaskRow, build_tasks, load_task_rows
+from agentrl.rollout.meta_sampler import check_verifiable
 from agentrl.scoring import MCPScorerFactory, load_scorers
 
 TRAIN_SPLIT = "train"
@@ -65,7 +66,10 @@ def read_task_file(config: RunConfig, name: Literal["train_file", "eval_file"]) 
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
     rows = load_task_rows(path, known_scorers=MCPScorerFactory.names())
-    check_judge_is_there(config, [row.scorer for row in rows])
+    scorers = [row.scorer for row in rows]
+    check_judge_is_there(config, scorers)
+    if config.reflection.reflect_when == "wrong":
+        check_verifiable(scorers)
     return rows
 
 

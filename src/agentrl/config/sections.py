@@ -13,8 +13,11 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.config.context import ContextConfig
 from agentrl.config.costs import CostConfig as CostConfig
 from agentrl.config.costs import JournalConfig as JournalConfig
+from agentrl.config.credit import CreditConfig
 from agentrl.config.loss import LossConfig as LossConfig
 from agentrl.config.model_section import ModelConfig as ModelConfig
+from agentrl.config.reflection import ReflectionConfig as ReflectionConfig
+from agentrl.config.reflection import check_episode_credit
 from agentrl.config.section import Section as Section
 
 SAMPLING_BOUNDS = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31 - 1), "min_p": (0, 1)}
@@ -241,25 +244,9 @@ class RolloutConfig(ContextConfig):
         return self
 
 
-class AlgoConfig(Section):
+class AlgoConfig(CreditConfig):
     """From rewards to what is trained."""
 
-    advantage: Literal[
-        "group_norm",
-        "group_mean",
-        "rloo",
-        "leave_one_out_sign_clip",
-        "turn_rloo",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "none",
-    ] = Field("group_norm", description="How rewards become advantages; `none`: every trained token has advantage 1.")
-    gamma: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Discount of later rewards: per episode (turn_rloo) or per token (reinforce_plus_plus).",
-    )
     drop_zero_advantage: bool = Field(True, description="Records whose advantage is zero are not trained.")
     minimal_advantage: float | None = Field(
         None, description="Records with a smaller advantage are not trained; 0 leaves out the negative ones."
@@ -290,23 +277,8 @@ class AlgoConfig(Section):
     retrained_interval: int = Field(1, ge=1, description="Steps from one training of a group to the next, at least.")
     tasks_per_step: int = Field(12, ge=1, description="Groups per optimizer step.")
 
-    @property
-    def is_whitened_per_step(self) -> bool:
-        """Whether rows carry returns that the trainer turns into advantages over its whole optimizer step."""
-        return self.advantage in {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether a Record's advantage depends on the others of its group."""
-        return self.advantage not in {"none", "reinforce_plus_plus"}
-
     @model_validator(mode="after")
-    def _check_advantage_options_have_an_effect(self) -> AlgoConfig:
-        if self.gamma != 1.0 and self.advantage not in {"turn_rloo", "reinforce_plus_plus"}:
-            raise ValueError(
-                f"gamma = {self.gamma:g}: advantage = {self.advantage} has nothing to discount; "
-                "use turn_rloo or reinforce_plus_plus, or leave gamma at 1"
-            )
+    def _check_advantages_can_choose_records(self) -> AlgoConfig:
         if self.is_whitened_per_step and (self.minimal_advantage is not None or self.skip_non_positive_advantage):
             raise ValueError(
                 f"advantage = {self.advantage} is known only in the optimizer step: minimal_advantage and "
@@ -386,6 +358,7 @@ class RunConfig(Section):
     inference: InferenceConfig = InferenceConfig()
     tools: ToolsConfig = ToolsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    reflection: ReflectionConfig = ReflectionConfig()
     journal: JournalConfig = JournalConfig()
     costs: CostConfig = CostConfig()
     algo: AlgoConfig = AlgoConfig()
@@ -407,6 +380,12 @@ class RunConfig(Section):
                 "partial_rollout_tokens and partial_rollout_s need max_staleness >= 1: a Record that goes on under the "
                 "next policy version has tokens of the last one; raise max_staleness or leave them empty"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_episodes(self) -> RunConfig:
+        if self.rollout.sampler_module is None:  # a sampler of the user's may score its turns on its own
+            check_episode_credit(self.reflection, credit=self.algo)
         return self
 
     @model_validator(mode="after")

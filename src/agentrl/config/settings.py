@@ -71,7 +71,7 @@ class Setting:
         if self.is_optional and (value is None or (isinstance(value, str) and value.strip().lower() in _NONE_WORDS)):
             return None
         try:
-            if isinstance(value, str) and get_origin(self.field.annotation) is dict:
+            if isinstance(value, str) and get_origin(self.field.annotation) in {dict, list}:
                 value = json.loads(value)
             parsed = _adapter(self.section, self.name).validate_python(value)
         except ValidationError as error:
@@ -128,7 +128,7 @@ def show_value(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, dict):
+    if isinstance(value, dict | list):
         return f"'{json.dumps(value)}'"
     return str(value)
 
@@ -149,6 +149,8 @@ def _kind_of(annotation: Any) -> str:
         return " or ".join(_kind_of(option) for option in get_args(annotation))
     if origin is dict:
         return "JSON object"
+    if origin is list:
+        return "JSON list"
     names: dict[Any, str] = {
         bool: "true | false",
         str: "text",

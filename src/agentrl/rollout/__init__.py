@@ -3,6 +3,7 @@
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.context import initial_messages
 from agentrl.rollout.conversation import Conversation, Reply
+from agentrl.rollout.meta_sampler import MetaEpisodeSampler
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "AsyncSampler",
     "Conversation",
     "MCPSampler",
+    "MetaEpisodeSampler",
     "Reply",
     "RolloutResult",
     "initial_messages",

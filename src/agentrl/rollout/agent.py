@@ -28,13 +28,14 @@ from uuid import uuid4
 
 from agentrl.algo.suspects import FINISHED, STARTED
 from agentrl.chat import ChatFormat, ParsedCompletion
-from agentrl.config import InferenceConfig, RolloutConfig
+from agentrl.config import InferenceConfig, ReflectionConfig, RolloutConfig
 from agentrl.errors import ConfigError
 from agentrl.protocols import GenerationClient, Toolbox, ToolJournal
 from agentrl.rollout.browse import BrowseCall, Browser, as_dispatches, summary_of
 from agentrl.rollout.context import ContextPlanner, NextCall, SummaryWanted, branch_turns
 from agentrl.rollout.deadlines import deadline, stopped_clock, time_left_s
-from agentrl.rollout.limits import Limits, read_turn
+from agentrl.rollout.episodes import EpisodePlanner
+from agentrl.rollout.limits import Limits, TurnReading, read_turn
 from agentrl.rollout.partial import LegLimits
 from agentrl.rollout.recovery import journalled_call, unresumable_tools
 from agentrl.rollout.results import refused_address, show_result
@@ -64,6 +65,8 @@ from agentrl.types import (
 AFTER_TOOLS_S = 1.5  # for cancelling calls that are too late, before the turn's own deadline
 
 Commit = Callable[[Record, Turn], Awaitable[Record]]
+Verify = Callable[[Sequence[Turn]], Awaitable[bool]]
+"""Whether the answer that the last of these turns gives is right: a rule, so that it says the same after a takeover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class Agent:
     commit_turn: Commit  # makes a turn durable and returns the new header
     rollout: RolloutConfig
     inference: InferenceConfig
+    reflection: ReflectionConfig = field(default_factory=ReflectionConfig)
     tool_timeout_s: float
     clock: Callable[[], datetime]
     scoring: RecordScorer = field(default_factory=RecordScorer)
@@ -121,10 +125,15 @@ class Agent:
 
     def planner(self, task: Task) -> ContextPlanner:
         """Plans the model calls of a Record of this Task."""
-        limits = Limits.from_config(self.rollout, context_length=self.inference.context_length)
-        return ContextPlanner.build(
-            task, tools=self.visible_tools(task), chat=self.chat, rollout=self.rollout, limits=limits
+        limits = Limits.from_config(
+            self.rollout,
+            context_length=self.inference.context_length,
+            max_tool_calls=self.reflection.tool_calls_per_episode,
         )
+        return ContextPlanner.build(
+            task, tools=self.visible_tools(task), chat=self.chat, rollout=self.rollout, limits=limits,
+            reflection_prompt=self.reflection.reflection_prompt,
+        )  # fmt: skip
 
     def visible_tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """The tools this Task's prompt names."""
@@ -142,14 +151,25 @@ class RolloutResult:
     answer: str | None
 
 
-async def run_rollout(task: Task, *, record: Record, committed: Sequence[Turn], agent: Agent) -> RolloutResult:
+async def run_rollout(
+    task: Task,
+    *,
+    record: Record,
+    committed: Sequence[Turn],
+    agent: Agent,
+    planner: ContextPlanner | EpisodePlanner | None = None,
+    verify: Verify | None = None,
+) -> RolloutResult:
     """Sample one Record until it stops, continuing after the turns that are committed already.
 
-    Raises EngineError when no engine can answer, StaleClaimError when another worker owns the Task now.
+    `planner` None: the Record is one attempt. `verify`: the planner wants to know of each answer whether it is right.
+
+    Raises EngineError when no engine can answer, StaleClaimError when another worker owns the Task now; what `verify`
+    raises.
     """
-    planner = agent.planner(task)
+    planner = planner or agent.planner(task)
     turns = list(committed)
-    readings = [read_turn(turn, schema=task.answer_schema, chat=agent.chat) for turn in turns]
+    readings = [await _read(turns[: end + 1], task=task, agent=agent, verify=verify) for end in range(len(turns))]
     started_at = agent.clock()
     while not isinstance(plan := planner.next_call(turns, readings=readings), StopReason):
         if _is_put_down(turns, num_before=len(committed), started_at=started_at, agent=agent):
@@ -159,14 +179,23 @@ async def run_rollout(task: Task, *, record: Record, committed: Sequence[Turn], 
             if isinstance(call, StopReason):
                 plan = call
                 break
-            turn = await take_turn(task, record=record, index=len(turns), call=call, agent=agent)
+            calls_left = planner.calls_left(turns, call=call)
+            turn = await take_turn(task, record=record, index=len(turns), call=call, calls_left=calls_left, agent=agent)
             turn = _with_calls(turn, summaries)
         with stopped_clock():
             record = await agent.commit_turn(record, turn)
         turns.append(turn)
-        readings.append(read_turn(turn, schema=task.answer_schema, chat=agent.chat))
+        readings.append(await _read(turns, task=task, agent=agent, verify=verify))
     answer = readings[-1].answer if plan is StopReason.ANSWER else None
     return RolloutResult(record=record, turns=tuple(turns), stop_reason=plan, answer=answer)
+
+
+async def _read(turns: Sequence[Turn], *, task: Task, agent: Agent, verify: Verify | None) -> TurnReading:
+    """The last of these turns, as the planner needs to know it."""
+    reading = read_turn(turns[-1], schema=task.answer_schema, chat=agent.chat)
+    if verify is None or reading.answer is None:
+        return reading
+    return replace(reading, is_right=await verify(turns))
 
 
 def _is_put_down(turns: Sequence[Turn], *, num_before: int, started_at: datetime, agent: Agent) -> bool:
@@ -179,14 +208,14 @@ def _is_put_down(turns: Sequence[Turn], *, num_before: int, started_at: datetime
 
 
 async def _with_summary(
-    plan: NextCall | SummaryWanted, *, planner: ContextPlanner, turns: Sequence[Turn], agent: Agent
+    plan: NextCall | SummaryWanted, *, planner: ContextPlanner | EpisodePlanner, turns: Sequence[Turn], agent: Agent
 ) -> tuple[NextCall | StopReason, list[BrowseCall]]:
     """The plan, with the summary it asks for. A summary that was never committed is written again after a takeover."""
     if isinstance(plan, NextCall):
         return plan, []
     branch = branch_turns(turns)
     calls = await agent.summariser.summarise_turns(branch, earlier=summary_of(branch[0]), query=planner.task.query)
-    return planner.after_summary(turns, summary=calls[-1].text, because=plan.reason), calls
+    return planner.after_summary(turns, summary=calls[-1].text, wanted=plan), calls
 
 
 def _with_calls(turn: Turn, calls: Sequence[BrowseCall]) -> Turn:
@@ -194,13 +223,17 @@ def _with_calls(turn: Turn, calls: Sequence[BrowseCall]) -> Turn:
     return replace(turn, tools=(*turn.tools, *dispatches))
 
 
-async def take_turn(task: Task, *, record: Record, index: int, call: NextCall, agent: Agent) -> Turn:
+async def take_turn(
+    task: Task, *, record: Record, index: int, call: NextCall, calls_left: int | None, agent: Agent
+) -> Turn:
     """One planned model call and the tools it asks for. Raises EngineError when no engine can answer."""
     model = await ask_model(record, index=index, call=call, agent=agent)
     parsed = agent.chat.parse(str(model.response["text"]), tools=agent.visible_tools(task))
-    if FINAL_ANSWER in call.marks or extract_answer(parsed.content, schema=task.answer_schema) is not None:
-        return Turn(model=model)  # the Record ends here: nobody would see the results of calls
-    return Turn(model=model, tools=tuple(await _call_tools(parsed, task=task, model=model, agent=agent)))
+    has_answer = extract_answer(parsed.content, schema=task.answer_schema) is not None
+    if FINAL_ANSWER in call.marks or (has_answer and agent.reflection.episode_unit == "episode"):
+        return Turn(model=model)  # the attempt ends here: nobody would see the results of calls
+    tools = await _call_tools(parsed, calls_left=calls_left, task=task, model=model, agent=agent)
+    return Turn(model=model, tools=tuple(tools))
 
 
 async def ask_model(record: Record, *, index: int, call: NextCall, agent: Agent) -> DispatchedSamplingTask:
@@ -269,19 +302,25 @@ def _engine_times(reply: GenerateReply) -> dict[str, float]:
 
 
 async def _call_tools(
-    parsed: ParsedCompletion, *, task: Task, model: DispatchedSamplingTask, agent: Agent
+    parsed: ParsedCompletion, *, calls_left: int | None, task: Task, model: DispatchedSamplingTask, agent: Agent
 ) -> list[DispatchedSamplingTask]:
     """Run the calls of one turn concurrently; results keep the order of the calls, those of the browse agent follow.
 
     Raises BudgetSpentError.
     """
+    num_allowed = len(parsed.tool_calls) if calls_left is None else calls_left
     visible = {tool.name: tool for tool in agent.visible_tools(task)}
     try:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_call_tool(call, index=index, visible=visible, task=task, model=model, agent=agent))
+                group.create_task(
+                    _call_tool(
+                        call, index=index, is_over_limit=index > num_allowed, visible=visible, task=task, model=model,
+                        agent=agent,
+                    )
+                )
                 for index, call in enumerate(parsed.tool_calls, start=1)
-            ]
+            ]  # fmt: skip
     except BaseExceptionGroup as errors:
         raise first_refusal(errors) or errors from errors
     answered = [call.result() for call in running]
@@ -293,6 +332,7 @@ async def _call_tool(
     call: ToolRequest,
     *,
     index: int,
+    is_over_limit: bool,
     visible: Mapping[str, ToolSpec],
     task: Task,
     model: DispatchedSamplingTask,
@@ -300,15 +340,8 @@ async def _call_tool(
 ) -> tuple[DispatchedSamplingTask, tuple[BrowseCall, ...]]:
     """One call, answered whatever is wrong with it, and the requests to the browse agent about its result."""
     started_at = agent.clock()
-    if call.error is not None:
-        result = ToolResult(status=ToolStatus.MALFORMED, content=call.error, error=call.error)
-    elif call.name not in visible:
-        known = ", ".join(sorted(visible)) or "none"
-        message = f"unknown tool {call.name!r}; available: {known}"
-        result = ToolResult(status=ToolStatus.UNKNOWN_TOOL, content=message, error=message)
-    elif (refusal := refused_address(call, rollout=agent.rollout)) is not None:
-        result = refusal
-    else:
+    result = _refusal(call, is_over_limit=is_over_limit, visible=visible, rollout=agent.rollout)
+    if result is None:
         result = await _send(call, spec=visible[call.name], index=index, model=model, agent=agent)
     shown = await show_result(
         result, call=call, task=task, rollout=agent.rollout, chat=agent.chat, browser=agent.browser
@@ -329,6 +362,22 @@ async def _call_tool(
         cost_nano_usd=result.cost_nano_usd,
     )
     return answered, shown.browse_calls
+
+
+def _refusal(
+    call: ToolRequest, *, is_over_limit: bool, visible: Mapping[str, ToolSpec], rollout: RolloutConfig
+) -> ToolResult | None:
+    """What a call is answered that is not sent; None for one that is."""
+    if is_over_limit:
+        message = "not called: all the tool calls of this attempt are used up; answer from what you know"
+        return ToolResult(status=ToolStatus.OVER_LIMIT, content=message, error=message)
+    if call.error is not None:
+        return ToolResult(status=ToolStatus.MALFORMED, content=call.error, error=call.error)
+    if call.name not in visible:
+        known = ", ".join(sorted(visible)) or "none"
+        message = f"unknown tool {call.name!r}; available: {known}"
+        return ToolResult(status=ToolStatus.UNKNOWN_TOOL, content=message, error=message)
+    return refused_address(call, rollout=rollout)
 
 
 def _origin(result: ToolResult) -> dict[str, str]:

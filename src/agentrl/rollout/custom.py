@@ -1,12 +1,33 @@
-"""`--sampler_module`: the sampler class a user's file defines."""
+"""Which sampler makes a run's Records: the one that a user's `--sampler_module` defines, else as configured."""
 
 from __future__ import annotations
 
 import inspect
 
+from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.rollout.meta_sampler import MetaEpisodeSampler
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.user_modules import import_user_module
+
+
+def sampler_of(config: RunConfig) -> type[AsyncSampler]:
+    """The sampler class of a run: MCPSampler, MetaEpisodeSampler where section `reflection` asks for episodes.
+
+    Raises ConfigError, also for episodes with a sampler of the user's that makes none.
+    """
+    defined = load_sampler(config.rollout.sampler_module)
+    if not config.reflection.is_meta:
+        return defined
+    if defined is MCPSampler:
+        return MetaEpisodeSampler
+    if not issubclass(defined, MetaEpisodeSampler):
+        raise ConfigError(
+            f"sampler_module = {config.rollout.sampler_module!r} with episodes = {config.reflection.episodes}, "
+            f"episode_unit = {config.reflection.episode_unit}: {defined.__name__} has a loop of its own; derive it "
+            "from MetaEpisodeSampler, or leave section reflection alone"
+        )
+    return defined
 
 
 def load_sampler(module_path: str | None) -> type[AsyncSampler]:

@@ -150,7 +150,7 @@ class GroupRunner:
         error = f"{QUARANTINED_ENGINE}: {quarantine.service_id} answered its canaries wrongly"
         return replace(
             record, status=RecordStatus.FAILED, stop_reason=StopReason.ENGINE_ERROR, error=error,
-            answer=None, score=None, scorer=None,
+            answer=None, score=None, scorer=None, turn_scores=(), episodes=(),
         )  # fmt: skip
 
     async def _restart(self, record: Record, *, lost: Sequence[str]) -> Record:

@@ -24,6 +24,7 @@ class TurnReading:
     loop_repeats: int = 0  # of the run of tokens that the completion ends in
     final_because: StopReason | None = None  # the limit for which this turn had to give the final answer
     starts_branch: bool = False  # its context was rewritten
+    is_right: bool = False  # its answer, by the Task's scorer; False where nobody asked
 
 
 def read_turn(turn: Turn, *, schema: str, chat: ChatFormat) -> TurnReading:
@@ -47,16 +48,17 @@ def read_turn(turn: Turn, *, schema: str, chat: ChatFormat) -> TurnReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one Record."""
+    """The bounds of one attempt: a Record, or an episode of it."""
 
     max_turns: int
     max_context_tokens: int  # longest context any model call may see
     max_identical_completions: int  # 0: any number
     max_loop_repeats: int  # 0: any number
     forces_final_answer: bool
+    max_tool_calls: int | None = None  # None: any number
 
     @classmethod
-    def from_config(cls, rollout: RolloutConfig, *, context_length: int) -> Limits:
+    def from_config(cls, rollout: RolloutConfig, *, context_length: int, max_tool_calls: int | None = None) -> Limits:
         """Bounds from the settings; a completion must always fit behind the context."""
         return cls(
             max_turns=rollout.max_turns,
@@ -64,16 +66,21 @@ class Limits:
             max_identical_completions=max(0, rollout.repetition_early_stop_times),
             max_loop_repeats=rollout.max_loop_repeats,
             forces_final_answer=rollout.force_final_answer,
+            max_tool_calls=max_tool_calls,
         )
 
     @property
     def last_turn(self) -> int:
-        """Number of turns after which the Record stops in any case."""
+        """Number of turns after which the attempt stops in any case."""
         return self.max_turns + (1 if self.forces_final_answer else 0)
+
+    def are_calls_used_up(self, turns: Sequence[TurnReading]) -> bool:
+        """Whether these turns made all the tool calls there may be."""
+        return self.max_tool_calls is not None and sum(turn.num_calls for turn in turns) >= self.max_tool_calls
 
 
 def decide_stop(turns: Sequence[TurnReading], *, limits: Limits) -> StopReason | None:
-    """Why the Record stops after these turns, or None to go on.
+    """Why the attempt stops after these turns, or None to go on.
 
     Every limit is checked after every turn, whether or not it called a tool. The context limit needs the next
     prompt's size and is checked where that is made (context.py). Completions count as identical within a branch.
@@ -81,7 +88,7 @@ def decide_stop(turns: Sequence[TurnReading], *, limits: Limits) -> StopReason |
     if not turns:
         return None
     last = turns[-1]
-    if last.answer is not None:
+    if last.answer is not None and not last.num_calls:  # beside an answer calls are made where each step is scored
         return StopReason.ANSWER
     if last.tools_are_away:
         return StopReason.TOOL_ERROR

@@ -33,6 +33,10 @@ class AsyncSampler(ABC):
     async def evaluate_record(self, result: RolloutResult) -> float:
         """Score a trajectory the policy ended. Raises ScoringError when no number can be had."""
 
+    async def scored_record(self, result: RolloutResult) -> Record:
+        """The header with its score, for samplers that keep more than one to override. Raises ScoringError."""
+        return replace(result.record, score=await self.evaluate_record(result))
+
     async def sample(self) -> tuple[Record, tuple[Turn, ...]]:
         """Run and score: the final header and its turns; of a Record that was put down, the running header.
 
@@ -48,6 +52,8 @@ class AsyncSampler(ABC):
             return self._failed(StopReason.ABORTED, str(error)), ()
         except ChatError as error:
             return self._failed(StopReason.ENGINE_ERROR, f"no summary to go on with: {error}"), ()
+        except ScoringError as error:
+            return self._failed(StopReason.JUDGE_ERROR, str(error)), ()
         except TimeoutError:
             limit = self.agent.rollout.record_timeout_s
             return self._failed(StopReason.TIMEOUT, f"no result within turn or record_timeout_s = {limit:g}"), ()
@@ -56,16 +62,15 @@ class AsyncSampler(ABC):
         if result.stop_reason.is_infrastructure:
             return self._failed(result.stop_reason, _tool_problems(result.turns)), result.turns
         try:
-            score = await self.evaluate_record(result)
+            scored = await self.scored_record(result)
         except ScoringError as error:
             unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store
             return self._failed(StopReason.JUDGE_ERROR, str(error), record=unjudged), result.turns
         final = replace(
-            result.record,
+            scored,
             status=RecordStatus.FINISHED,
             stop_reason=result.stop_reason,
             answer=result.answer,
-            score=score,
             scorer=self.task.scorer,
             finished_at=self.agent.clock(),
         )

@@ -117,6 +117,7 @@ class SamplerWorker:
             commit_turn=store.commit_turn,
             rollout=config.rollout,
             inference=config.inference,
+            reflection=config.reflection,
             tool_timeout_s=config.tools.tool_timeout_s,
             clock=_utc_now,
             scoring=scoring or RecordScorer(),

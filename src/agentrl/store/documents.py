@@ -18,6 +18,7 @@ from bson.binary import Binary
 from agentrl.errors import StoredFormatError
 from agentrl.store import codec
 from agentrl.store.dispatch_fields import implied_place, place_to_fields, spans_from_fields, spans_to_fields
+from agentrl.store.episode_documents import episode_from_document, episode_to_document
 from agentrl.store.indexes import DISPATCH, RECORD, TASK
 from agentrl.types import (
     SCHEMA_VERSION,
@@ -154,6 +155,7 @@ def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[S
                 "reward": settlement.rewards.get(record_id),
                 "advantage": settlement.advantages.get(record_id),
                 "untrained": settlement.untrained.get(record_id),
+                **_episode_scores(settlement, record_id),
             }
             for record_id in record_ids
         ],
@@ -171,6 +173,11 @@ def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[S
     }
 
 
+def _episode_scores(settlement: GroupSettlement, record_id: str) -> Document:
+    scores = settlement.episode_scores.get(record_id)
+    return {} if scores is None else {"episode_scores": list(scores)}
+
+
 def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> GroupSettlement:
     """The decision embedded in the Task `task_id`."""
     records = settlement["records"]
@@ -183,6 +190,9 @@ def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> Gro
         num_failed=settlement["num_failed"],
         scores={record["id"]: record["score"] for record in records if record.get("score") is not None},
         untrained={record["id"]: record["untrained"] for record in records if record.get("untrained") is not None},
+        episode_scores={
+            record["id"]: tuple(record["episode_scores"]) for record in records if record.get("episode_scores")
+        },
         engines=tuple(
             EngineUse(service_id=service_id, first_s=first_s, last_s=last_s)
             for service_id, first_s, last_s in settlement.get("engines", ())
@@ -237,6 +247,7 @@ def final_record_fields(record: Record) -> Document:
         "score": record.score,
         "scorer": record.scorer,
         "turn_scores": list(record.turn_scores),
+        "episodes": [episode_to_document(episode) for episode in record.episodes],
         "error": codec.encode_json_value(record.error),
         "worker": record.worker,
     }
@@ -260,6 +271,7 @@ def record_from_document(document: Mapping[str, Any]) -> Record:
         score=document["score"],
         scorer=document["scorer"],
         turn_scores=tuple(document.get("turn_scores", ())),
+        episodes=tuple(map(episode_from_document, document.get("episodes", ()))),
         error=codec.decode_json_value(document["error"]),
         worker=document["worker"],
         num_prompt_tokens=document["num_prompt_tokens"],

@@ -204,6 +204,7 @@ class MemoryStore(MemoryRecovery, MemoryAuditReads, MemoryFleet, MemoryScores):
             score=record.score,
             scorer=record.scorer,
             turn_scores=record.turn_scores,
+            episodes=record.episodes,
             error=record.error,
             worker=record.worker,
             finished_at=record.finished_at or header.finished_at or self._clock(),

@@ -144,6 +144,7 @@ def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
         metrics["score"] = float(np.mean(scores))
     if rewards:
         metrics["reward"] = float(np.mean(rewards))
+    metrics.update(_episode_metrics(groups))
     if trained_rewards:
         completion_tokens = sum(row.num_trained_tokens for group in trainable for row in group.sequences)
         metrics["reward_trained"] = float(np.mean(trained_rewards))
@@ -152,6 +153,16 @@ def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
         if correlation is not None:
             metrics["length_reward_correlation"] = correlation
     return metrics
+
+
+def _episode_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
+    """`score_episode_<n>`, from 1: the mean score of the n-th episode over the meta-episodes that have one."""
+    columns: dict[int, list[float]] = {}
+    for group in groups:
+        for scores in group.settlement.episode_scores.values():
+            for number, score in enumerate(scores, start=1):
+                columns.setdefault(number, []).append(score)
+    return {f"score_episode_{number}": float(np.mean(scores)) for number, scores in sorted(columns.items())}
 
 
 def _lengths_and_rewards(group: SettledGroup) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
-from agentrl.rollout.custom import load_sampler
+from agentrl.rollout.custom import sampler_of
 from agentrl.scoring import load_scorers
 from agentrl.tools import load_server_configs
 
@@ -34,7 +34,7 @@ def check_inputs(config: RunConfig) -> None:
         load_server_configs(config.tools)
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
-    load_sampler(config.rollout.sampler_module)
+    sampler_of(config)
     if not is_made_by_profile(config, "train_file"):
         read_task_file(config, "train_file")
     if config.run.eval_file is not None and not is_made_by_profile(config, "eval_file"):
