@@ -4,7 +4,7 @@
         model.safetensors, config.json, tokenizer...   float32, loads in transformers; with LoRA the adapter alone
         optimizer/                        AdamW state, sharded (torch.distributed.checkpoint)
         rng_0.pt, rng_1.pt, ...           random generators of each rank
-        checkpoint.json                   step, its metrics, number of ranks, size of every file
+        checkpoint.json                   step, its metrics and alarms, number of ranks, size of every file
     run_dir/checkpoints/step_25.tmp/      a kill while writing leaves this; ignored, removed at the next start
 
 A folder whose files are not all there in full (a disk that lost writes, a careless copy) is passed over with a warning;
@@ -20,8 +20,8 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from agentrl.train.export import (
 )
 from agentrl.train.lora import write_adapter
 from agentrl.train.zero3 import is_engine, load_optimizer, save_optimizer
+from agentrl.types import Alarm
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Checkpoint:
     step: int
     metrics: Mapping[str, float]
     num_processes: int
+    alarms: tuple[Alarm, ...] = ()
 
 
 def newest_checkpoint(checkpoints_dir: Path) -> Checkpoint | None:
@@ -69,7 +71,11 @@ def newest_checkpoint(checkpoints_dir: Path) -> Checkpoint | None:
         if damage is None:
             state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
             return Checkpoint(
-                path=path, step=state["step"], metrics=state["metrics"], num_processes=state["num_processes"]
+                path=path,
+                step=state["step"],
+                metrics=state["metrics"],
+                num_processes=state["num_processes"],
+                alarms=tuple(_alarm(alarm) for alarm in state.get("alarms", ())),
             )
         log.warning("checkpoint %s is damaged and passed over: %s", path, damage)
         damages.append(f"{path.name}: {damage}")
@@ -95,6 +101,7 @@ def save_checkpoint(
     tokenizer_source: Path,
     step: int,
     metrics: Mapping[str, float],
+    alarms: Sequence[Alarm] = (),
 ) -> None:
     """Write one checkpoint. Every rank must call it; it exists when this returns."""
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
@@ -109,8 +116,12 @@ def save_checkpoint(
     if accelerator.is_main_process:
         sizes = {str(f.relative_to(unfinished)): f.stat().st_size for f in unfinished.rglob("*") if f.is_file()}
         contents = {
-            "step": step, "metrics": dict(metrics), "num_processes": accelerator.num_processes, "sizes": sizes
-        }  # fmt: skip
+            "step": step,
+            "metrics": dict(metrics),
+            "alarms": [asdict(alarm) for alarm in alarms],
+            "num_processes": accelerator.num_processes,
+            "sizes": sizes,
+        }
         (unfinished / STATE_FILE).write_text(json.dumps(contents), encoding="utf-8")
         finish_directory(path)
     accelerator.wait_for_everyone()
@@ -155,6 +166,10 @@ def prune_checkpoints(checkpoints_dir: Path, *, keep: int) -> None:
     found = {step: path for step, path in _by_step(checkpoints_dir).items() if _damage(path) is None}
     for step in sorted(found)[:-keep]:
         shutil.rmtree(found[step])
+
+
+def _alarm(stored: Mapping[str, Any]) -> Alarm:
+    return Alarm(**{**stored, "steps": tuple(stored["steps"]), "subjects": tuple(stored["subjects"])})
 
 
 def _by_step(checkpoints_dir: Path) -> dict[int, Path]:

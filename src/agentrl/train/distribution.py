@@ -48,7 +48,7 @@ def start_accelerator(config: RunConfig) -> Accelerator:
     )
     if plugin is not None:
         allow_fsdp_on_cpu(accelerator, plugin)
-    check_distribution(accelerator)
+    check_distribution(accelerator, num_wanted=config.train.num_processes)
     return accelerator
 
 
@@ -67,13 +67,21 @@ def _fsdp_plugin(config: RunConfig) -> FullyShardedDataParallelPlugin | None:
     return plugin
 
 
-def check_distribution(accelerator: Accelerator) -> None:
-    """Refuse launches in which ranks would not train together, or not as the loop assumes."""
+def check_distribution(accelerator: Accelerator, *, num_wanted: int) -> None:
+    """Refuse launches in which ranks would not train together, or not as the loop assumes.
+
+    `num_wanted` is `num_processes` of the run; 1, its default, says nothing, since a launcher may be started by hand.
+    """
     num_launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != num_launched:
         raise ConfigError(
             f"{num_launched} trainer processes were launched, but Accelerate sees {accelerator.num_processes}: each "
             "would train on its own. Check accelerate_config, and that every process has its device"
+        )
+    if num_wanted not in (1, num_launched):
+        raise ConfigError(
+            f"num_processes = {num_wanted}, but the number of trainer processes started is {num_launched}; give the "
+            "number that is started, and an accelerate_config with distributed_type FSDP, DEEPSPEED or MULTI_GPU"
         )
     kind = accelerator.distributed_type
     is_fsdp1 = kind is DistributedType.FSDP and not accelerator.is_fsdp2

@@ -184,6 +184,7 @@ def finish_step(session: Session, entry: TrainStep, *, metrics: Mapping[str, flo
                 tokenizer_source=start_model_dir(session.config),
                 step=entry.step,
                 metrics={**metrics, **clock.metrics()},
+                alarms=entry.alarms,
             )
             if session.accelerator.is_main_process:
                 prune_checkpoints(path.parent, keep=config.save_total_limit)
@@ -230,7 +231,7 @@ def tell_sinks(session: Session, *, step: int, metrics: Mapping[str, float]) -> 
 def finish_interrupted_step(session: Session) -> tuple[Alarm, ...]:
     """Publish version 0 of a new run; finish the checkpoint's step where a kill left it unpublished, open or untold.
 
-    Returns that step's alarms, on every rank. Where the kill came before they were in the ledger, without Records.
+    Returns that step's alarms, on every rank.
     """
     checkpoint = session.checkpoint
     publish(session, version=0 if checkpoint is None else checkpoint.step)
@@ -250,8 +251,8 @@ def _close_step_of(checkpoint: Checkpoint, *, session: Session) -> tuple[Alarm, 
         )
     if entry.status is not StepStatus.COMMITTED:
         clock = PhaseClock(step=checkpoint.step, report=session.report)
-        alarms = session.rank_zero.watch.alarms(entry, metrics=checkpoint.metrics, rows=())
-        entry = replace(entry, alarms=alarms)
+        entry = replace(entry, alarms=checkpoint.alarms)
+        session.rank_zero.watch.remember(entry, metrics=checkpoint.metrics)
         commit(session, entry, metrics=checkpoint.metrics, clock=clock, checkpoint=str(checkpoint.path))
     else:
         tell_sinks(session, step=entry.step, metrics=entry.metrics)  # maybe a second time; they keep one

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from agentrl.algo.watch import BASE_STEPS, HISTORY_STEPS, QUIET_STEPS, AlarmName, StepNumbers, Suspicion, look
+from agentrl.algo.watch import BASE_STEPS, HISTORY_STEPS, AlarmName, StepNumbers, Suspicion, look
 from agentrl.train.feed import StoreFeed
 from agentrl.train.row_stats import RowStats
 from agentrl.types import Alarm, StepStatus, TrainStep
@@ -34,26 +35,22 @@ class StabilityWatch:
         self._raised: dict[str, int] = {}
         for entry in entries:
             if entry is not None and entry.status is StepStatus.COMMITTED:
-                self._remember(entry.step, entry.metrics, entry.alarms)
+                self.remember(entry, metrics=entry.metrics)
 
     def alarms(self, entry: TrainStep, *, metrics: Mapping[str, float], rows: Sequence[RowStats]) -> tuple[Alarm, ...]:
-        """The alarms of a step that was just made, with the Records (or Tasks) that look like their cause, worst first.
-
-        Looking at the newest step again, as a resume does, gives the same.
-        """
-        self._history = [numbers for numbers in self._history if numbers.step < entry.step]
-        raised = {name: step for name, step in self._raised.items() if entry.step - QUIET_STEPS < step < entry.step}
-        suspicions = look([*self._history, StepNumbers(step=entry.step, metrics=metrics)], raised=raised)
+        """The alarms of a step that was just made, with the Records (or Tasks) that look like their cause, worst first."""
+        suspicions = look([*self._history, StepNumbers(step=entry.step, metrics=metrics)], raised=self._raised)
         alarms = tuple(_alarm(suspicion, entry=entry, rows=rows) for suspicion in suspicions)
         for alarm in alarms:
             log.warning("step %d: alarm %s: %s; %s", entry.step, alarm.name, alarm.message, ", ".join(alarm.subjects))
-        self._remember(entry.step, metrics, alarms)
+        self.remember(replace(entry, alarms=alarms), metrics=metrics)
         return alarms
 
-    def _remember(self, step: int, metrics: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
-        self._history.append(StepNumbers(step=step, metrics=dict(metrics)))
-        self._history = [n for n in self._history if n.step <= BASE_STEPS or n.step > step - HISTORY_STEPS]
-        self._raised.update((alarm.name, step) for alarm in alarms)
+    def remember(self, entry: TrainStep, *, metrics: Mapping[str, float]) -> None:
+        """A step and its alarms, without looking at it: one of the past, or one that a kill left without its commit."""
+        self._history.append(StepNumbers(step=entry.step, metrics=dict(metrics)))
+        self._history = [n for n in self._history if n.step <= BASE_STEPS or n.step > entry.step - HISTORY_STEPS]
+        self._raised.update((alarm.name, entry.step) for alarm in entry.alarms)
 
 
 def _entry(feed: StoreFeed, step: int) -> TrainStep | None:

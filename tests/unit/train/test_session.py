@@ -22,11 +22,13 @@ def ignore(phase: str, step: int) -> None:
 
 def test_ranks_that_do_not_see_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
-    check_distribution(accelerator)
+    check_distribution(accelerator, num_wanted=1)
+    with pytest.raises(ConfigError, match="num_processes = 2, but the number of trainer processes started is 1; give"):
+        check_distribution(accelerator, num_wanted=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     with pytest.raises(ConfigError, match="2 trainer processes were launched, but Accelerate sees 1"):
-        check_distribution(accelerator)
+        check_distribution(accelerator, num_wanted=1)
 
 
 def test_a_distribution_the_loop_cannot_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +36,7 @@ def test_a_distribution_the_loop_cannot_guard_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(accelerator.state, "distributed_type", DistributedType.MEGATRON_LM)
 
     with pytest.raises(ConfigError, match=r"distributed_type MEGATRON_LM is not supported, because .* fsdp_version: 2"):
-        check_distribution(accelerator)
+        check_distribution(accelerator, num_wanted=1)
 
 
 def test_a_session_without_a_model_says_which_setting_is_missing(tmp_path: Path) -> None:

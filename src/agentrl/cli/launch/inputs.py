@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+
+import yaml
 
 from agentrl.chat import ChatFormat
 from agentrl.cli.calls import check_call_files
 from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
+from agentrl.config.sections import TrainConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.rollout.custom import sampler_of
 from agentrl.scoring import load_scorers
 from agentrl.tools import load_server_configs
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+STARTS_RANKS = ("FSDP", "DEEPSPEED", "MULTI_GPU")
+"""Values of distributed_type with which `accelerate launch` starts num_processes processes; CPUs with gloo included."""
 
 
 def check_inputs(config: RunConfig) -> None:
     """Refuse what would stop the run later. Raises UserError naming the setting and what is wrong with it."""
     _check_model(config)
-    if config.train.accelerate_config is not None and not config.train.accelerate_config.is_file():
-        raise ConfigError(f"accelerate_config = {config.train.accelerate_config}: there is no such file")
+    _check_launcher(config.train)
     if config.loss.loss_module is not None:
         from agentrl.algo.losses import policy_term  # loads torch: only where a file of the user's needs it
 
@@ -39,6 +44,30 @@ def check_inputs(config: RunConfig) -> None:
         read_task_file(config, "train_file")
     if config.run.eval_file is not None and not is_made_by_profile(config, "eval_file"):
         read_task_file(config, "eval_file")
+
+
+def _check_launcher(train: TrainConfig) -> None:
+    """What `accelerate launch` would make of accelerate_config: a traceback, or one process where several are wanted."""
+    path = train.accelerate_config
+    if path is None:
+        return
+    if not path.is_file():
+        raise ConfigError(f"accelerate_config = {path}: there is no such file")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"accelerate_config = {path}: no YAML ({' '.join(str(error).split())})") from error
+    kind = content.get("distributed_type") if isinstance(content, dict) else None
+    if kind not in STARTS_RANKS and train.num_processes > 1:
+        raise ConfigError(
+            f"accelerate_config = {path}: with distributed_type = {kind} not num_processes = {train.num_processes} "
+            f"but one is started; use {', '.join(STARTS_RANKS)} (assets/fsdp2_dst.yml)"
+        )
+    if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
+        raise ConfigError(
+            f'accelerate_config = {path}: deepspeed is not installed; run pip install "agentrl[gpu]", or use '
+            "assets/fsdp2_dst.yml"
+        )
 
 
 def _check_ranks(config: RunConfig) -> None:

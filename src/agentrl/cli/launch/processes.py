@@ -50,9 +50,8 @@ class Processes:
         command = self._command("train")
         if train.num_processes > 1 or train.accelerate_config is not None:
             config_file = train.accelerate_config or SHARDED_CONFIG
-            on_cpu = () if any(Path("/dev").glob("nvidia[0-9]*")) else ("--cpu",)
-            command = (
-                *(sys.executable, "-m", "accelerate.commands.launch", *on_cpu, "--config_file", str(config_file)),
+            command = (  # never with --cpu: that starts one process, whatever the file and --num_processes say
+                *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config_file)),
                 *("--num_processes", str(train.num_processes), "--main_process_port", str(_free_port())),
                 *("--num_cpu_threads_per_process", str(train.train_threads)),
                 *command[1:],

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from agentrl.cli.launch.inputs import check_inputs
 from agentrl.cli.main import main
 from agentrl.config import RunConfig
-from agentrl.config.load import load_config
+from agentrl.config.load import ASSETS_DIR, load_config
 from agentrl.errors import UserError
 from agentrl.scoring import MCPScorerFactory
 from tiny_chat import write_tiny_chat
@@ -73,6 +74,29 @@ def test_what_is_missing_is_named_before_anything_is_started(folder, lost, messa
 )
 def test_a_setting_that_leads_nowhere_is_refused(folder, flags, message):
     with pytest.raises(UserError, match=message):
+        check_inputs(make_config(folder, *flags))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("distributed_type: MULTI_CPU", r"with distributed_type = MULTI_CPU not num_processes = 2 but one is started"),
+        ("a list", r"with distributed_type = None not"),
+        ("a: b: c", r"accelerate.yml: no YAML \(mapping values are not allowed"),
+    ],
+)
+def test_an_accelerate_config_that_would_start_something_else_is_refused(folder, content, message):
+    path = folder / "accelerate.yml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        check_inputs(make_config(folder, "--accelerate_config", str(path), "--num_processes", "2"))
+
+
+def test_deepspeed_that_is_not_installed_is_refused_before_anything_is_started(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not (Path(entry) / "deepspeed").is_dir()])
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    flags = ("--accelerate_config", str(ASSETS_DIR / "deepspeed_zero3.yml"), "--num_processes", "2")
+    with pytest.raises(UserError, match=r"deepspeed_zero3.yml: deepspeed is not installed; run pip install"):
         check_inputs(make_config(folder, *flags))
 
 
