@@ -67,6 +67,24 @@ def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
     wait_until_nothing_is_left(folder)
 
 
+def test_an_alarm_stops_or_pauses_a_launch_which_then_goes_on(folder):
+    launch_on = ("launch", "tiny", "--config", "run.yaml", "--enable_sampling", "false", "--max_steps", "10")
+    with agentrl(folder, *launch_on, "--adv_scaling", "1e6", "--on_alarm", "stop") as stopped:  # the gradient jumps
+        shown, _ = stopped.communicate(timeout=DEADLINE_S)
+    assert stopped.returncode == 3, shown
+    assert "agentrl: the stability watch ended run tiny after step 9 of 10: gradient_spike: gradient norm" in shown
+    assert shown.endswith("Launching again continues from its checkpoint; with --on_alarm warn alarms are told only\n")
+
+    with agentrl(folder, *launch_on, "--on_alarm", "pause") as paused:  # nobody has seen the alarm of step 9 yet
+        read_until(paused, "continuing after step 9")
+        while "paused by gradient_spike" not in output_of(folder, "status", "tiny", "--once"):
+            pass
+        assert "step 9" in output_of(folder, "resume", "tiny")
+        out = read_until(paused, "agentrl eval tiny")
+        assert paused.wait(timeout=DEADLINE_S) == 0
+    assert "step 10/10" in out
+
+
 def test_a_command_that_is_killed_leaves_no_database_behind(folder):
     with agentrl(folder, "db") as database:
         read_until(database, "mongosh")

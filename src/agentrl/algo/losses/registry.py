@@ -6,8 +6,6 @@ A loss that is not part of the package is one file of the user's with a dict `LO
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from pathlib import Path
 
 from agentrl.algo.losses.ce_gppo import ce_gppo
@@ -21,6 +19,7 @@ from agentrl.algo.losses.reinforce import reinforce
 from agentrl.config.loss import unknown_loss
 from agentrl.config.sections import LossConfig
 from agentrl.errors import ConfigError
+from agentrl.user_modules import import_user_module
 
 POLICY_TERMS: dict[str, PolicyTerm] = {
     "GRPO": grpo,
@@ -48,20 +47,10 @@ def policy_term(config: LossConfig) -> PolicyTerm:
 
 def load_losses(path: Path) -> dict[str, PolicyTerm]:
     """`LOSSES` of a user's file. Raises ConfigError naming the file and what is wrong with it."""
-    where = f"loss_module = {path}"
-    name = f"agentrl_losses_{file_sha256(path)}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    where = f"loss_module = {str(path)!r}"
+    if path.suffix != ".py":
         raise ConfigError(f"{where}: no Python file; give a path that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything; it is told in one line
-        raise ConfigError(
-            f"{where}: fails at import with {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-    losses = getattr(module, "LOSSES", None)
+    losses = getattr(import_user_module(str(path), setting="loss_module"), "LOSSES", None)
     if not isinstance(losses, dict) or not losses or not all(callable(term) for term in losses.values()):
         raise ConfigError(f'{where}: defines no losses; it needs LOSSES = {{"MY_LOSS": my_loss}} at its top level')
     if taken := sorted(losses.keys() & POLICY_TERMS.keys()):

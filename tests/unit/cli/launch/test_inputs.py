@@ -63,7 +63,7 @@ def test_what_is_missing_is_named_before_anything_is_started(folder, lost, messa
         (["--price_file", "nowhere.yml"], "price_file = nowhere.yml: No such file"),
         (["--tool_journal", "cache", "--tool_journal_file", "nowhere.jsonl"], "tool_journal_file = nowhere.jsonl"),
         (["--accelerate_config", "nowhere.yml"], "accelerate_config = nowhere.yml: there is no such file"),
-        (["--loss_module", "nowhere.py"], "loss_module = nowhere.py: cannot be read"),
+        (["--loss_module", "nowhere.py"], "loss_module = 'nowhere.py' cannot be imported: ImportError: no such file"),
         (
             ["--tp_size", "2", "--num_processes", "3"],
             "num_processes = 3: needs a multiple of tp_size x cp_size = 2 x 1",
