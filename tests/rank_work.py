@@ -23,7 +23,7 @@ from agentrl.train.forward import Learner
 from agentrl.train.loop import train
 from agentrl.train.loss_inputs import StepSize
 from agentrl.train.parallel import arrange_ranks
-from agentrl.train.planner import forward_passes
+from agentrl.train.passes import forward_passes
 from agentrl.train.session import load_learner
 from agentrl.train.zero3 import is_partitioned
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement

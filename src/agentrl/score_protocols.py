@@ -1,4 +1,4 @@
-"""The seams of chat models beside the policy and of scoring history; protocols.py, which is long, exports them."""
+"""The seams of chat models beside the policy and of scoring history; protocols.py exports them."""
 
 from __future__ import annotations
 

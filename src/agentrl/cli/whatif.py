@@ -176,7 +176,7 @@ def replay(stored: StoredStep, *, losses: Sequence[NamedLoss], weights: KeptWeig
     from agentrl.train.layout_check import layout_rule
     from agentrl.train.loss_inputs import StepSize
     from agentrl.train.model import load_policy, prepare_torch
-    from agentrl.train.planner import forward_passes
+    from agentrl.train.passes import forward_passes
     from agentrl.train.session import start_model_dir
     from agentrl.train.whatif import compare_losses
     from agentrl.train.whitening import whitened

@@ -9,15 +9,12 @@ that the server is paused.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
 
@@ -35,17 +32,13 @@ from agentrl.inference.transport import (
     stream_error,
     string_field,
 )
+from agentrl.inference.weight_routes import WeightRoutes, reply_of
 from agentrl.inference.wire import GenerateCall, ModelLimits, Prompt, Tokenizer, parse_generate, render
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-CONTROL_TIMEOUT_S = 120.0  # an engine thread that does not answer a control call for so long is broken
 _HEALTH_TIMEOUT_S = 20.0
 _MAX_BODY_BYTES = 64 * 2**20
-_SESSION_MESSAGE = "{name}() must run between begin_weight_update() and end_weight_update()"
-_LOAD_FORMATS = (None, "auto", "safetensors")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,8 +60,6 @@ class EngineServer:
         self._tokenizer = tokenizer
         self._limits = ModelLimits(vocab_size=engine.vocab_size, context_length=engine.settings.context_length)
         self._live: dict[str, _Generation] = {}
-        self._update_lock = asyncio.Lock()
-        self._in_update_session = False
         self._started_at = time.time()
 
     def application(self) -> web.Application:
@@ -91,13 +82,7 @@ class EngineServer:
                 web.post("/abort_request", self._abort),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._continue),
-                web.post("/update_weights_from_disk", self._update_from_disk),
-                web.post("/begin_weight_update", self._begin_update),
-                web.post("/end_weight_update", self._end_update),
-                web.post("/update_weights_from_tensor", self._update_unsupported),
-                web.post("/update_weights_from_distributed", self._update_unsupported),
-                web.post("/update_weight_version", self._update_version),
-                web.post("/weights_checker", self._checksum),
+                *WeightRoutes(self._engine).routes(),
                 web.get("/health", self._health),
                 web.get("/health_generate", self._health_generate),
                 web.get("/ready", self._ready),
@@ -213,9 +198,9 @@ class EngineServer:
         body = await json_object(request)
         message = body.get("abort_message")
         if body.get("abort_all"):
-            await self._control(self._engine.abort(None, message=message))
+            await reply_of(self._engine.abort(None, message=message))
         elif isinstance(body.get("rid"), str) and body["rid"]:
-            await self._control(self._engine.abort(body["rid"], message=message))
+            await reply_of(self._engine.abort(body["rid"], message=message))
         return web.Response()
 
     async def _pause(self, request: web.Request) -> web.Response:
@@ -223,77 +208,18 @@ class EngineServer:
         if mode not in PAUSE_MODES:
             message = f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}"
             raise RequestRefusedError(message, shape=ErrorShape.VALIDATION)
-        await self._control(self._engine.pause(mode))
+        await reply_of(self._engine.pause(mode))
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, request: web.Request) -> web.Response:
         await json_object(request)
-        await self._control(self._engine.resume())
+        await reply_of(self._engine.resume())
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
-
-    # Weights
-
-    async def _update_from_disk(self, request: web.Request) -> web.Response:
-        body = await json_object(request)
-        path = string_field(body, "model_path", required=True)
-        version = string_field(body, "weight_version")
-        if body.get("load_format") not in _LOAD_FORMATS:
-            raise RequestRefusedError(f"load_format = {body['load_format']!r} is not supported by the embedded engine")
-        async with self._update_lock:
-            update = self._engine.update_weights(
-                path or "",
-                version=version,
-                flush_cache=body.get("flush_cache") is not False,
-                abort_running=body.get("abort_all_requests") is True,
-            )
-            result = await asyncio.wrap_future(update)
-        answer = {"success": result.success, "message": result.message, "num_paused_requests": 0}
-        return web.json_response(answer, status=200 if result.success else 400)
-
-    async def _begin_update(self, request: web.Request) -> web.Response:
-        await json_object(request)
-        if self._in_update_session:
-            return _update_answer("begin_weight_update() was called twice without end_weight_update()")
-        self._in_update_session = True
-        return _update_answer(None)
-
-    async def _end_update(self, request: web.Request) -> web.Response:
-        await json_object(request)
-        if not self._in_update_session:
-            return _update_answer("end_weight_update() was called without begin_weight_update()")
-        self._in_update_session = False
-        return _update_answer(None)
-
-    async def _update_unsupported(self, request: web.Request) -> web.Response:
-        await json_object(request)
-        name = request.path.removeprefix("/")
-        if not self._in_update_session:
-            return _update_answer(_SESSION_MESSAGE.format(name=name))
-        return _update_answer(f"{name} is not supported by the embedded engine; use update_weights_from_disk")
-
-    async def _update_version(self, request: web.Request) -> web.Response:
-        body = await json_object(request)
-        version = string_field(body, "new_version", required=True) or ""
-        abort_running = body.get("abort_all_requests") is not False
-        await self._control(self._engine.relabel(version, abort_running=abort_running))
-        message = f"Weight version updated to {version}"
-        return web.json_response({"success": True, "message": message, "new_version": version})
-
-    async def _checksum(self, request: web.Request) -> web.Response:
-        action = (await json_object(request)).get("action")
-        if action != "checksum":
-            message = f"action must be checksum, got {action!r}"
-            raise RequestRefusedError(message, shape=ErrorShape.VALIDATION)
-        sums = await self._control(self._engine.checksums())
-        total = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
-        ranks = [{"checksums": sums}]
-        answer = {"success": True, "message": "Success.", "ranks": ranks, "per_engine_checksum": total}
-        return web.json_response(answer)
 
     async def _flush_cache(self, request: web.Request) -> web.Response:
         timeout_s = float(request.query.get("timeout", "0"))
         deadline = time.monotonic() + timeout_s
-        while not await self._control(self._engine.flush_cache()):
+        while not await reply_of(self._engine.flush_cache()):
             if time.monotonic() >= deadline:
                 text = "Timed out waiting for idle state.\n" if timeout_s > 0 else "Flush cache failed.\n"
                 return web.Response(status=400, text=text)
@@ -335,7 +261,7 @@ class EngineServer:
         )
 
     async def _load_entry(self) -> dict[str, Any]:
-        stats = await self._control(self._engine.stats())
+        stats = await reply_of(self._engine.stats())
         settings = self._engine.settings
         capacity = settings.max_running_requests * settings.context_length
         return {
@@ -362,7 +288,7 @@ class EngineServer:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _health(self, _request: web.Request) -> web.Response:
-        stats = await self._control(self._engine.stats())
+        stats = await reply_of(self._engine.stats())
         self._was_healthy = not stats.is_paused
         return web.Response(status=200 if self._was_healthy else 503)
 
@@ -405,19 +331,6 @@ class EngineServer:
         ):
             raise RequestRefusedError("tokens must be a list of token ids", shape=ErrorShape.VALIDATION)
         return web.json_response({"text": self._tokenizer.decode(tokens)})
-
-    async def _control(self, future: Future[T]) -> T:
-        """Wait, bounded, for the engine thread."""
-        try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            raise DetailError("the engine does not respond", status=503) from error
-
-
-def _update_answer(problem: str | None) -> web.Response:
-    answer = {"success": problem is None, "message": problem or "Success."}
-    return web.json_response(answer, status=200 if problem is None else 400)
 
 
 async def _forward_events(generation: _Generation, *, index: int, merged: asyncio.Queue[tuple[int, int, bool]]) -> None:

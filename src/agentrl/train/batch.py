@@ -7,7 +7,7 @@
 
 Right padding needs no attention mask: attention is causal, so no real token ever sees a pad, and the hidden states of
 pads are never read. That keeps the fast causal kernel for every decoder. Rows of like length share a pass
-(`planner.forward_passes`), so little is padded.
+(`passes.forward_passes`), so little is padded.
 
 The other layouts feed the same trained tokens in other positions. per_call repeats a row for every model call, up to
 its predictors; tree lays out the token trie of all rows as one sequence (B = 1) with a plan for its attention.

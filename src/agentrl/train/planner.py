@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
 
-from agentrl.algo.layouts import DEFAULT_RULE, Bundle, LayoutRule, RowLayout
-from agentrl.algo.packing import plan_groups
+from agentrl.algo.layouts import DEFAULT_RULE, LayoutRule
 from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
 from agentrl.algo.trie import summarise_groups
-from agentrl.algo.watch import length_reward_correlation
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.pacing import Pace
 from agentrl.train.feed import StoreFeed
+from agentrl.train.group_metrics import group_metrics
 from agentrl.train.metrics import Report
+from agentrl.train.passes import Passes, forward_passes
 from agentrl.train.reuse import RETIRED, Reuse, is_stale
 from agentrl.types import GroupOutcome, SequenceSummary, SettledGroup, StepStatus, TaskStatus, TrainStep
 
@@ -44,19 +43,6 @@ SIGNAL_PATIENCE = 10  # full batches without signal may prolong the wait to so m
 _COMMANDS_OF_A_LOOK = 2  # settled groups, and whether sampling was stopped
 SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 0.2
-MAX_WASTED_TOKENS = 256  # padding worth another forward pass: about what a pass costs over its tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPass:
-    """The rows of one forward pass, none where a rank only takes part in the collectives."""
-
-    layout: RowLayout = RowLayout.LINEAR
-    row_ids: tuple[str, ...] = ()
-
-
-Passes = tuple[tuple[PlannedPass, ...], ...]
-"""[rank][forward pass]; every rank has equally many passes, some may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,112 +52,6 @@ class StepPlan:
     entry: TrainStep  # as it is in the ledger
     sequences: tuple[SequenceSummary, ...]  # in the order of entry.sequence_ids
     passes: Passes
-
-
-def forward_passes(
-    groups: Sequence[Sequence[SequenceSummary]],
-    *,
-    num_ranks: int,
-    max_tokens: int,
-    rule: LayoutRule = DEFAULT_RULE,
-) -> Passes:
-    """Split a step over ranks and forward passes; every row lands in exactly one pass.
-
-    A micro-batch of `plan_groups` (at most `max_tokens` real tokens) becomes one pass with all its trees, and passes of
-    rows of like length, each with at most `max_tokens` padded tokens (or one row) and at most MAX_WASTED_TOKENS of
-    padding. Ranks with fewer passes get empty ones, because collectives must line up.
-    """
-    lengths = {sequence.id: sequence.num_tokens for group in groups for sequence in group}
-    plan = plan_groups(groups, num_ranks=num_ranks, max_tokens=max_tokens, rule=rule)
-    ranks = [
-        [one for bundles in rank for one in _passes(bundles, lengths=lengths, max_tokens=max_tokens)] for rank in plan
-    ]
-    num_passes = max((len(rank) for rank in ranks), default=0)
-    return tuple(tuple(rank + [PlannedPass()] * (num_passes - len(rank))) for rank in ranks)
-
-
-def _passes(bundles: Sequence[Bundle], *, lengths: Mapping[str, int], max_tokens: int) -> list[PlannedPass]:
-    """The passes of one micro-batch, the tree first."""
-    ids = {
-        layout: tuple(row_id for bundle in bundles if bundle.layout is layout for row_id in bundle.row_ids)
-        for layout in RowLayout
-    }
-    return [
-        *[PlannedPass(layout=RowLayout.TREE, row_ids=ids[RowLayout.TREE]) for _ in ids[RowLayout.TREE][:1]],
-        *[
-            PlannedPass(layout=RowLayout.LINEAR, row_ids=part)
-            for part in _like_lengths(ids[RowLayout.LINEAR], lengths=lengths, max_tokens=max_tokens)
-        ],
-        *[PlannedPass(layout=RowLayout.PER_CALL, row_ids=(row_id,)) for row_id in ids[RowLayout.PER_CALL]],
-    ]
-
-
-def _like_lengths(ids: Sequence[str], *, lengths: Mapping[str, int], max_tokens: int) -> list[tuple[str, ...]]:
-    parts: list[tuple[str, ...]] = []
-    part: list[str] = []
-    width = wasted = 0
-    for row_id in sorted(ids, key=lambda row_id: (-lengths[row_id], row_id)):
-        gap = width - lengths[row_id]
-        if part and (wasted + gap > MAX_WASTED_TOKENS or width * (len(part) + 1) > max_tokens):
-            parts.append(tuple(part))
-            part = []
-        if not part:
-            width, wasted, gap = lengths[row_id], 0, 0
-        part.append(row_id)
-        wasted += gap
-    return [*parts, tuple(part)] if part else parts
-
-
-def group_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
-    """What sampling achieved, over all groups of a step. Failed Records have no score and enter no mean.
-
-    `num_untrained_<reason>` counts scored Records without rows, of dropped and of trained groups.
-    """
-    trainable = [group for group in groups if group.settlement.outcome is GroupOutcome.TRAINABLE]
-    rewards = [reward for group in groups for reward in group.settlement.rewards.values()]
-    scores = [score for group in groups for score in group.settlement.scores.values()]
-    untrained = Counter(reason for group in groups for reason in group.settlement.untrained.values())
-    trained_rewards = [reward for group in trainable for reward in group.settlement.rewards.values()]
-    metrics = {
-        "num_groups": float(len(groups)),
-        "num_scored": float(len(rewards)),
-        "num_failed": float(sum(group.settlement.num_failed for group in groups)),
-        "group_signal_share": len(trainable) / max(len(groups), 1),
-        "tool_calls_mean": float(np.mean([group.mean_tool_calls for group in groups])) if groups else 0.0,
-    }
-    metrics.update((f"num_untrained_{reason}", float(count)) for reason, count in sorted(untrained.items()))
-    if scores:
-        metrics["score"] = float(np.mean(scores))
-    if rewards:
-        metrics["reward"] = float(np.mean(rewards))
-    metrics.update(_episode_metrics(groups))
-    if trained_rewards:
-        completion_tokens = sum(row.num_trained_tokens for group in trainable for row in group.sequences)
-        metrics["reward_trained"] = float(np.mean(trained_rewards))
-        metrics["completion_tokens_mean"] = completion_tokens / len(trained_rewards)
-        correlation = length_reward_correlation([_lengths_and_rewards(group) for group in trainable])
-        if correlation is not None:
-            metrics["length_reward_correlation"] = correlation
-    return metrics
-
-
-def _episode_metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
-    """`score_episode_<n>`, from 1: the mean score of the n-th episode over the meta-episodes that have one."""
-    columns: dict[int, list[float]] = {}
-    for group in groups:
-        for scores in group.settlement.episode_scores.values():
-            for number, score in enumerate(scores, start=1):
-                columns.setdefault(number, []).append(score)
-    return {f"score_episode_{number}": float(np.mean(scores)) for number, scores in sorted(columns.items())}
-
-
-def _lengths_and_rewards(group: SettledGroup) -> list[tuple[float, float]]:
-    """Trained tokens and reward of every Record of a group that gave rows."""
-    lengths: Counter[str] = Counter()
-    for row in group.sequences:
-        lengths[row.id.rpartition("/s")[0]] += row.num_trained_tokens
-    rewards = group.settlement.rewards
-    return [(float(length), rewards[record_id]) for record_id, length in lengths.items() if record_id in rewards]
 
 
 Groups = list[tuple[SequenceSummary, ...]]

@@ -38,7 +38,7 @@ class StabilityWatch:
                 self.remember(entry, metrics=entry.metrics)
 
     def alarms(self, entry: TrainStep, *, metrics: Mapping[str, float], rows: Sequence[RowStats]) -> tuple[Alarm, ...]:
-        """The alarms of a step that was just made, with the Records (or Tasks) that look like their cause, worst first."""
+        """The alarms of a step just made, with the Records (or Tasks) that look like their cause, worst first."""
         suspicions = look([*self._history, StepNumbers(step=entry.step, metrics=metrics)], raised=self._raised)
         alarms = tuple(_alarm(suspicion, entry=entry, rows=rows) for suspicion in suspicions)
         for alarm in alarms:

@@ -15,7 +15,7 @@ from agentrl.train.loss_inputs import StepSize
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import build_optimizer
 from agentrl.train.parallel import Ranks
-from agentrl.train.planner import forward_passes
+from agentrl.train.passes import forward_passes
 from agentrl.types import DBRecordData
 from tiny_model import random_row, tiny_qwen3
 

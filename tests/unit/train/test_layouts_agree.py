@@ -22,7 +22,7 @@ from agentrl.train.gradients import TorchGradients
 from agentrl.train.model import PolicyModule
 from agentrl.train.optimizer import build_optimizer
 from agentrl.train.parallel import Ranks
-from agentrl.train.planner import forward_passes
+from agentrl.train.passes import forward_passes
 from agentrl.train.tree_attention import attention_name
 from agentrl.types import DBRecordData
 from factories import make_record, make_turn

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -7,21 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentrl.config.sections import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.store import MemoryStore
 from agentrl.train.feed import StoreFeed
-from agentrl.train.planner import (
-    MAX_WASTED_TOKENS,
-    StepPlanner,
-    forward_passes,
-    group_metrics,
-    supervised_batch,
-)
-from agentrl.train.reuse import is_stale
+from agentrl.train.planner import StepPlanner, supervised_batch
 from agentrl.types import (
     DBRecordData,
     EngineQuarantine,
@@ -35,74 +26,6 @@ from agentrl.types import (
 )
 from factories import EPOCH_START
 from tiny_model import random_row, run_config
-
-
-def summary(name: str, num_tokens: int, *, version: int = 0, trained: int | None = None) -> SequenceSummary:
-    return SequenceSummary(
-        id=name,
-        num_tokens=num_tokens,
-        num_trained_tokens=num_tokens // 2 if trained is None else trained,
-        min_policy_version=version,
-    )
-
-
-def settled(
-    name: str,
-    *,
-    rewards: Sequence[float] = (1.0, 0.0),
-    outcome: GroupOutcome = GroupOutcome.TRAINABLE,
-    reason: str | None = None,
-    versions: Sequence[int] = (0, 0),
-    num_failed: int = 0,
-) -> SettledGroup:
-    sequences = [summary(f"{name}/g{k}/s0", 20 + k, version=version) for k, version in enumerate(versions)]
-    return SettledGroup(
-        settlement=GroupSettlement(
-            task_id=name,
-            outcome=outcome,
-            drop_reason=reason,
-            rewards={f"{name}/g{k}": reward for k, reward in enumerate(rewards)},
-            advantages={},
-            num_failed=num_failed,
-        ),
-        sequences=tuple(sequences) if outcome is GroupOutcome.TRAINABLE else (),
-        settled_at=EPOCH_START,
-        mean_tool_calls=1.5,
-    )
-
-
-# --- forward passes -------------------------------------------------------------------------------------------------
-
-
-@given(
-    lengths=st.lists(st.integers(2, 400), min_size=1, max_size=60),
-    num_ranks=st.integers(1, 4),
-    max_tokens=st.integers(16, 2000),
-)
-def test_every_row_is_in_exactly_one_pass_within_the_budget(
-    lengths: list[int], num_ranks: int, max_tokens: int
-) -> None:
-    rows = [summary(f"r{k}", length) for k, length in enumerate(lengths)]
-
-    passes = forward_passes([rows], num_ranks=num_ranks, max_tokens=max_tokens)
-
-    assert sorted(row_id for rank in passes for one in rank for row_id in one.row_ids) == sorted(row.id for row in rows)
-    assert len(passes) == num_ranks
-    assert len({len(rank) for rank in passes}) == 1
-    size = {row.id: row.num_tokens for row in rows}
-    for ids in (one.row_ids for rank in passes for one in rank if len(one.row_ids) > 1):
-        widest = max(size[row_id] for row_id in ids)
-        assert widest * len(ids) <= max_tokens
-        assert widest * len(ids) - sum(size[row_id] for row_id in ids) <= MAX_WASTED_TOKENS
-
-
-def test_rows_of_unlike_length_do_not_share_a_pass() -> None:
-    rows = [summary("long", 1000), summary("a", 10), summary("b", 11)]
-
-    (rank,) = forward_passes([rows], num_ranks=1, max_tokens=10_000)
-
-    assert [one.row_ids for one in rank] == [("long",), ("b", "a")]
-
 
 # --- supervised order -----------------------------------------------------------------------------------------------
 
@@ -119,40 +42,6 @@ def test_an_epoch_of_supervised_batches_sees_every_row_once_in_a_new_order() -> 
     assert first != second
     assert first[0] == supervised_batch(rows, step=1, batch_size=4, seed=1)
     assert first[0] != supervised_batch(rows, step=1, batch_size=4, seed=2)
-
-
-# --- metrics and staleness ------------------------------------------------------------------------------------------
-
-
-def test_reward_counts_dropped_groups_and_leaves_failed_records_out() -> None:
-    groups = [
-        settled("a", rewards=(1.0, 0.0)),
-        settled("b", rewards=(1.0,), outcome=GroupOutcome.DROPPED, reason="zero_advantage", num_failed=1),
-    ]
-
-    metrics = group_metrics(groups)
-
-    assert metrics["reward"] == pytest.approx(2 / 3)
-    assert metrics["reward_trained"] == pytest.approx(0.5)
-    assert metrics["num_failed"] == 1
-    assert metrics["group_signal_share"] == 0.5
-    assert metrics["completion_tokens_mean"] == 10
-    assert metrics["tool_calls_mean"] == 1.5
-
-
-def test_reward_is_left_out_where_nothing_was_scored() -> None:
-    metrics = group_metrics([settled("a", rewards=(), outcome=GroupOutcome.DROPPED, reason="all_failed", num_failed=2)])
-
-    assert "reward" not in metrics
-
-
-@pytest.mark.parametrize(
-    ("versions", "expected"), [((3, 5), False), ((2, 5), True), ((-1, 4), False)], ids=["at bound", "older", "masked"]
-)
-def test_one_token_beyond_the_bound_makes_a_group_stale(versions: tuple[int, int], expected: bool) -> None:
-    group = settled("a", versions=versions)
-
-    assert is_stale(group, policy_version=5, max_staleness=2) is expected
 
 
 # --- the planner against a store ------------------------------------------------------------------------------------
@@ -296,8 +185,11 @@ class StaleForEver:
 
     async def settled_groups(self, *, split: str, limit: int) -> list[SettledGroup]:
         self.num_settled += 1
-        group = settled(f"g{self.num_settled}", outcome=self.outcome, versions=(self.version, self.version))
-        return [group]
+        name = f"g{self.num_settled}"
+        row = SequenceSummary(id=f"{name}/g0/s0", num_tokens=4, num_trained_tokens=2, min_policy_version=self.version)
+        settlement = GroupSettlement(task_id=name, outcome=self.outcome, rewards={}, advantages={})
+        rows = (row,) if self.outcome is GroupOutcome.TRAINABLE else ()
+        return [SettledGroup(settlement=settlement, sequences=rows, settled_at=EPOCH_START)]
 
     async def drop_groups(self, drops: Mapping[str, str]) -> None:
         """As if the store had them."""

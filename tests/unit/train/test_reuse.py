@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from agentrl.config import AlgoConfig, RolloutConfig, RunConfig
 from agentrl.store import MemoryStore
 from agentrl.train.planner import StepPlanner
-from agentrl.train.reuse import RETIRED, Reuse
+from agentrl.train.reuse import RETIRED, Reuse, is_stale
 from agentrl.types import (
     GroupOutcome,
     GroupSettlement,
@@ -28,10 +28,14 @@ from factories import EPOCH_START, make_sequence, make_settlement, make_task
 from staleness_simulation import DirectFeed, Scenario, finish, measure
 
 
-def group(name: str, *, version: int = 0) -> SettledGroup:
-    row = SequenceSummary(id=f"{name}/g0/s0", num_tokens=4, num_trained_tokens=2, min_policy_version=version)
+def group(name: str, *versions: int) -> SettledGroup:
+    """A group of one row for each version, of version 0 if none is given."""
+    rows = tuple(
+        SequenceSummary(id=f"{name}/g{k}/s0", num_tokens=4, num_trained_tokens=2, min_policy_version=version)
+        for k, version in enumerate(versions or (0,))
+    )
     settlement = GroupSettlement(task_id=name, outcome=GroupOutcome.TRAINABLE, rewards={}, advantages={})
-    return SettledGroup(settlement=settlement, sequences=(row,), settled_at=EPOCH_START)
+    return SettledGroup(settlement=settlement, sequences=rows, settled_at=EPOCH_START)
 
 
 def entry(step: int, *names: str, dropped: Sequence[str] = ()) -> TrainStep:
@@ -59,6 +63,13 @@ def names(groups: Sequence[SettledGroup]) -> list[str]:
     return [each.settlement.task_id for each in groups]
 
 
+@pytest.mark.parametrize(
+    ("versions", "expected"), [((3, 5), False), ((2, 5), True), ((-1, 4), False)], ids=["at bound", "older", "masked"]
+)
+def test_one_token_beyond_the_bound_makes_a_group_stale(versions: tuple[int, int], expected: bool) -> None:
+    assert is_stale(group("a", *versions), policy_version=5, max_staleness=2) is expected
+
+
 def test_new_groups_come_first_and_then_those_trained_least_often() -> None:
     reuse = rule(4, entry(2, "a", "b"), entry(3, "a"), count=3)
     assert names(reuse.usable([group("a"), group("b"), group("c"), group("d")])) == ["c", "d", "b", "a"]
@@ -75,7 +86,7 @@ def test_a_step_that_dropped_a_group_did_not_train_it() -> None:
 
 
 def test_a_group_is_retained_only_while_it_will_be_fresh_enough_when_it_is_due() -> None:
-    groups = [group("old", version=1), group("new", version=2)]
+    groups = [group("old", 1), group("new", 2)]
     assert rule(4, interval=1, max_staleness=2).retained(groups) == ["new"]  # step 5 trains v4: at least v2
     assert rule(4, interval=2, max_staleness=2).retained(groups) == []
     assert rule(4, entry(3, "new"), interval=1, max_staleness=2).retained(groups) == []  # that is its second time
@@ -83,7 +94,7 @@ def test_a_group_is_retained_only_while_it_will_be_fresh_enough_when_it_is_due()
 
 
 def test_only_trained_groups_are_retired() -> None:
-    groups = [group("trained", version=0), group("never", version=0)]
+    groups = [group("trained", 0), group("never", 0)]
     assert rule(4, entry(2, "trained"), max_staleness=2).retired(groups, step=4) == ["trained"]
     assert rule(3, entry(2, "trained"), max_staleness=2).retired(groups, step=3) == []
 

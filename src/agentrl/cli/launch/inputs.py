@@ -47,7 +47,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_launcher(train: TrainConfig) -> None:
-    """What `accelerate launch` would make of accelerate_config: a traceback, or one process where several are wanted."""
+    """Of which `accelerate launch` would make a traceback, or one process where several are wanted."""
     path = train.accelerate_config
     if path is None:
         return
