@@ -1,4 +1,4 @@
-"""The seams of the store, one for each kind of user: samplers, trainer, fleet, readers, audit. Import them from `agentrl.protocols`.
+"""The seams of the store, one for each kind of user. Import them from `agentrl.protocols`.
 
 All methods are safe to repeat after a lost reply: ids decide, so the second call finds its own work done.
 """

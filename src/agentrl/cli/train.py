@@ -63,8 +63,8 @@ def run(invocation: Invocation) -> int:
     if not alarms:
         return 0
     logger.warning("ended by %s: start again to go on", ", ".join(alarm.name for alarm in alarms))
-    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    return EXIT_STOPPED if is_alone else 0  # a launcher of several ranks would take it for a failure of one
+    is_rank = "WORLD_SIZE" in os.environ
+    return 0 if is_rank else EXIT_STOPPED  # a launcher of ranks would take it for a failure of one
 
 
 async def _record_loss_module(config: RunConfig) -> None:

@@ -51,7 +51,7 @@ class Processes:
         if train.num_processes > 1 or train.accelerate_config is not None:
             config_file = train.accelerate_config or SHARDED_CONFIG
             command = (  # never with --cpu: that starts one process, whatever the file and --num_processes say
-                *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config_file)),
+                *(sys.executable, "-m", "agentrl.train.launcher", "--config_file", str(config_file)),
                 *("--num_processes", str(train.num_processes), "--main_process_port", str(_free_port())),
                 *("--num_cpu_threads_per_process", str(train.train_threads)),
                 *command[1:],

@@ -80,7 +80,7 @@ def test_one_trainer_process_needs_no_launcher_and_several_get_one(tmp_path):
     flags = ("--num_processes", "2", "--train_threads", "3", "--accelerate_config", "a.yml")
     several = make_processes(make_config(tmp_path, *flags)).trainer()
     text = " ".join(several.argv)
-    assert "accelerate.commands.launch --config_file a.yml --num_processes 2" in text
+    assert "agentrl.train.launcher --config_file a.yml --num_processes 2" in text
     assert "--cpu " not in text, "it would start one process, whatever the file says"
     assert text.endswith(f"-m agentrl.cli.main train demo --config {tmp_path / 'o' / 'demo' / 'config.json'}")
     assert several.environ["OMP_NUM_THREADS"] == "3"
