@@ -1,4 +1,4 @@
-"""`agentrl launch` with every real process on a tiny random model: killed, stopped, ended by an alarm, continued, completed."""
+"""`agentrl launch` with every real process on a tiny random model: killed, stopped by hand or alarm, continued."""
 
 import json
 import re
