@@ -14,7 +14,8 @@ from typing import Final
 
 from agentrl.errors import ConfigError
 
-_LIBRARIES: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+_OURS: Final = str(Path(__file__).parent)
+_LIBRARIES: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen", _OURS)
 
 
 def import_user_module(module: str, *, setting: str) -> ModuleType:
@@ -27,7 +28,7 @@ def import_user_module(module: str, *, setting: str) -> ModuleType:
         return _module_of_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
     except (Exception, SystemExit) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{setting} = {module!r} cannot be imported: {what}{_place_of(error)}") from error
+        raise ConfigError(f"{setting} = {module!r} cannot be imported: {what}{place_in_user_code(error)}") from error
 
 
 def is_imported(module: str) -> bool:
@@ -56,10 +57,10 @@ def _file_module_name(path: Path) -> str:
     return "agentrl_user_" + hashlib.sha256(path.resolve().as_posix().encode()).hexdigest()[:16]
 
 
-def _place_of(error: BaseException) -> str:
-    """The last line of the user's own code that led to it; nothing for a module that is not there."""
+def place_in_user_code(error: BaseException) -> str:
+    """The last line of the user's own code that led to an error; nothing for a module that is not there."""
     if isinstance(error, SyntaxError):
         return ""  # its text says so
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -272,7 +273,7 @@ def test_a_broken_row_stops_the_run_with_its_name_and_the_plan_stays_open(tmp_pa
     asyncio.run(store.insert_sequences(rows))
     config = run_config(tmp_path, model_dir=start, rollout={"enable_sampling": False}, train={"sft_batch_size": 4})
 
-    with pytest.raises(TrainingError, match=r"row\(s\) r2;"):
+    with pytest.raises(TrainingError, match="row r2: an advantage is not finite"):
         run_training(config, store)
 
     ledger = asyncio.run(store.list_steps())
@@ -290,11 +291,34 @@ def test_missing_groups_and_foreign_databases_are_explained(tmp_path: Path, star
     settle_groups(store, 2)
     run_training(config, store)
 
+    foreign = MemoryStore()
     with pytest.raises(ConfigError, match="step 1 is not in this database's ledger"):
-        run_training(config, MemoryStore())
+        run_training(config, foreign)
+    assert asyncio.run(foreign.latest_policy()) is None
     refused = config.model_copy(update={"train": config.train.model_copy(update={"resume_from_checkpoint": False})})
     with pytest.raises(ConfigError, match="resume_from_checkpoint = false, but"):
         run_training(refused, store)
+
+
+def test_a_run_does_not_go_on_from_another_runs_checkpoint_or_start_model(tmp_path: Path, start: Path) -> None:
+    stores = {"mine": MemoryStore(), "other": MemoryStore()}
+    settle_groups(stores["mine"], 4)
+    settle_groups(stores["other"], 5)
+    configs = {name: rl_config(tmp_path / name, start, max_steps=1) for name in stores}
+    for name, store in stores.items():
+        if name == "other":  # its first groups are others
+            asyncio.run(store.drop_groups({"train:0:q00": "stale"}))
+        run_training(configs[name], store)
+    mine = configs["mine"].run.run_dir / "checkpoints"
+    shutil.rmtree(mine)
+    shutil.copytree(configs["other"].run.run_dir / "checkpoints", mine)
+    with pytest.raises(ConfigError, match=r"after a step with num_sequences = 2, .* belongs to another run"):
+        run_training(configs["mine"], stores["mine"])
+
+    replaced = write_tiny_model(tmp_path / "replaced", seed=9)
+    model = configs["other"].model.model_copy(update={"model_name_or_path": replaced})
+    with pytest.raises(ConfigError, match=r"has other weights than the model that .*step_1 was trained from"):
+        run_training(configs["other"].model_copy(update={"model": model}), stores["other"])
 
 
 def test_checkpoint_metrics_survive_as_json(tmp_path: Path, start: Path) -> None:

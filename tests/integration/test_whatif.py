@@ -101,6 +101,7 @@ def test_a_step_whose_weights_are_gone_names_those_that_can_be_replayed(
         (["6", "--loss", "GRPO,epsilon=high"], 'epsilon = "high"'),
         (["6", "--loss", "CISPO,dual_clip=3"], "has no clipped surrogate"),
         (["six"], "needs a whole number"),
+        (["9" * 20], "needs a whole number from 1, of 18 digits at most"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line(

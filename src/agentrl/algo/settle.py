@@ -12,7 +12,6 @@ group, and however often, decides the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -27,6 +26,7 @@ from agentrl.algo.group_policies import (
 from agentrl.algo.merge import merge_record
 from agentrl.algo.suspects import engines_of
 from agentrl.config.sections import AlgoConfig
+from agentrl.scores import is_score
 from agentrl.types import DBRecordData, GroupOutcome, GroupSettlement, Record, RecordStatus, Task, Turn
 
 TRAIN_SPLIT_PREFIX = "train"
@@ -55,10 +55,10 @@ def settle_group(
 ) -> tuple[GroupSettlement, list[DBRecordData]]:
     """Advantages of a group and its training rows.
 
-    Records that the system ended, that failed or that have no finite score leave the baseline and count in
-    `num_failed`, as do Records that are missing from the group. Splits that do not start with "train" are EVALUATED:
-    scores only. Every other Record is in the baseline; those that give no rows are in `untrained` with their reason:
-    zero advantage (while `drop_zero_advantage` is on), below `minimal_advantage`, not positive (with
+    Records that the system ended, that failed or that have no usable score or `turn_scores` leave the baseline and
+    count in `num_failed`, as do Records that are missing from the group. Splits that do not start with "train" are
+    EVALUATED: scores only. Every other Record is in the baseline; those that give no rows are in `untrained` with their
+    reason: zero advantage (while `drop_zero_advantage` is on), below `minimal_advantage`, not positive (with
     `skip_non_positive_advantage`), correct in fewer than `min_turns` turns, stopped by a limit beyond
     `reserve_context_error_count`, not picked by `balance_sample`, nothing sampled. A group without rows is dropped for
     the last of these reasons that any of its Records has.
@@ -66,7 +66,7 @@ def settle_group(
     An advantage belongs to a token (`credit.py`); the settlement keeps each Record's mean. Advantages are stored
     unscaled: the loss applies `adv_scaling`.
     """
-    scored = [record for record in records if is_scored(record)]
+    scored = [record for record in records if is_scored(record) and has_fitting_turn_scores(record, turns[record.id])]
     scores = {record.id: float(record.score or 0.0) for record in scored}
     num_turns = {record.id: len(turns[record.id]) for record in scored}
     is_training = task.split.startswith(TRAIN_SPLIT_PREFIX)
@@ -164,8 +164,13 @@ def _last_reason(reasons: Iterable[DropReason]) -> DropReason:
 def is_scored(record: Record) -> bool:
     """Whether the policy ended this Record and a scorer gave it a number: what a baseline may contain."""
     is_infrastructure = record.stop_reason is not None and record.stop_reason.is_infrastructure
-    has_score = record.score is not None and math.isfinite(record.score)
-    return record.status is RecordStatus.FINISHED and not is_infrastructure and has_score
+    return record.status is RecordStatus.FINISHED and not is_infrastructure and is_score(record.score)
+
+
+def has_fitting_turn_scores(record: Record, turns: Sequence[Turn]) -> bool:
+    """Whether a Record has no `turn_scores`, or one for each turn, each empty or a score."""
+    scores = record.turn_scores
+    return not scores or (len(scores) == len(turns) and all(score is None or is_score(score) for score in scores))
 
 
 def _smallest_group(algo: AlgoConfig) -> int:

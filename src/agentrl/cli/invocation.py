@@ -12,11 +12,13 @@ from agentrl.config import RunConfig
 from agentrl.config.load import load_config, split_flags, unknown_name
 from agentrl.errors import ConfigError
 
+MAX_DIGITS = 18
+
 
 def positive_int(text: str) -> int:
-    """Argument type of counts."""
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: needs a whole number from 1")
+    """Argument type of counts, which also go to the database: 64 bits."""
+    if not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: needs a whole number from 1, of {MAX_DIGITS} digits at most")
     return int(text)
 
 

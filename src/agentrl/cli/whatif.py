@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from agentrl.cli.connect import open_run_store
 from agentrl.cli.invocation import Invocation, positive_int
 from agentrl.cli.whatif_report import render_comparison
 from agentrl.config import RunConfig
+from agentrl.config.loss import is_used
 from agentrl.config.sections import LossConfig
 from agentrl.config.settings import settings_index
 from agentrl.errors import ConfigError, UnavailableError
@@ -139,7 +142,7 @@ def _weights_before(stored: StoredStep) -> KeptWeights:
 
 
 def named_loss(text: str, *, base: LossConfig) -> NamedLoss:
-    """The loss of one `--loss`, with the run's settings for what it leaves out; an empty text is the run's own loss.
+    """The loss of one `--loss`; an empty text is the run's own loss. What it leaves out, and uses, is as in the run.
 
     Raises ConfigError naming the option that is unknown or wrong.
     """
@@ -149,7 +152,7 @@ def named_loss(text: str, *, base: LossConfig) -> NamedLoss:
     if not text:
         return NamedLoss(name=f"{base.loss} (as trained)", config=base)
     name, *options = [part.strip() for part in text.split(",")]
-    values: dict[str, Any] = {**base.model_dump(), "loss": name}
+    values: dict[str, Any] = {"loss": name}
     index = settings_index()
     for option in options:
         key, has_value, value = option.partition("=")
@@ -158,8 +161,10 @@ def named_loss(text: str, *, base: LossConfig) -> NamedLoss:
                 f"--loss {text}: {option!r} is no option=value of a loss; see docs/configuration.md, loss"
             )
         values[key] = index[key].parse(value, origin=f"--loss {text}: {key}")
+    wanted = {**base.model_dump(), **values}
+    inherited = {key: value for key, value in wanted.items() if key in values or is_used(key, wanted)}
     try:
-        config = LossConfig.model_validate(values)
+        config = LossConfig.model_validate(inherited)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"--loss {text}: {message}") from None
@@ -177,6 +182,7 @@ def replay(stored: StoredStep, *, losses: Sequence[NamedLoss], weights: KeptWeig
     from agentrl.train.loss_inputs import StepSize
     from agentrl.train.model import load_policy, prepare_torch
     from agentrl.train.passes import forward_passes
+    from agentrl.train.row_check import faults_for_model, first_faults
     from agentrl.train.session import start_model_dir
     from agentrl.train.whatif import compare_losses
     from agentrl.train.whitening import whitened
@@ -191,6 +197,14 @@ def replay(stored: StoredStep, *, losses: Sequence[NamedLoss], weights: KeptWeig
     reference = None
     if any(named.config.kl_coef > 0 for named in losses):
         reference = load_policy(start_model_dir(config), config=config, with_entropy=False).to(device)
+    find = partial(
+        faults_for_model,
+        is_supervised=config.is_supervised,
+        vocabulary_size=policy.vocabulary_size,
+        policy_version=stored.entry.policy_version,
+    )
+    if faults := first_faults(stored.rows, find=find):
+        raise UnavailableError(f"step {stored.entry.step} cannot be replayed with {weights.source}: {faults[0]}")
     by_id = {row.id: row for row in stored.rows}
     groups = summarise_groups(stored.rows)
     (planned,) = forward_passes(groups, num_ranks=1, max_tokens=config.train.max_tokens, rule=rule)
@@ -220,10 +234,18 @@ def as_json(
         "policy_version": stored.entry.policy_version,
         "weights": {"path": str(weights.path), "source": weights.source},
         "num_rows": len(stored.rows),
-        "recorded": dict(stored.entry.metrics),
+        "recorded": _finite(stored.entry.metrics),
         "losses": [
-            {**asdict(found), "settings": named.config.model_dump(mode="json")}
+            {**_finite(asdict(found)), "settings": named.config.model_dump(mode="json")}
             for named, found in zip(losses, comparison.replays, strict=True)
         ],
         "cosines": [list(row) for row in comparison.cosines],
+    }
+
+
+def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has neither NaN nor infinities: they are null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in numbers.items()
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,38 @@ from pydantic import Field, model_validator
 from agentrl.config.section import Section
 
 BUILT_IN_LOSSES = ("GRPO", "GSPO", "MINIRL", "CISPO", "CE_GPPO", "REINFORCE", "CROSS_ENTROPY")
+
+CORRECTION_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "tis": (0.0, 2.0),
+    "mis": (0.0, 3.0),
+    "icepop": (0.5, 5.0),
+    "geometric": (0.99, 1.01),
+    "veto": (1e-4, math.inf),
+}
+"""Default bounds (low, high) of each `rollout_correction`; each side can be configured on its own."""
+
+USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "dual_clip": ("loss", ("GRPO", "GSPO", "CE_GPPO")),
+    "cispo_clip_low": ("loss", ("CISPO",)),
+    "cispo_clip_high": ("loss", ("CISPO",)),
+    "is_cap": ("loss", ("MINIRL",)),
+    "beta1": ("loss", ("CE_GPPO",)),
+    "beta2": ("loss", ("CE_GPPO",)),
+    "constant_length": ("aggregation", ("constant",)),
+    "rollout_correction_low": ("rollout_correction", tuple(CORRECTION_BOUNDS)),
+    "rollout_correction_high": ("rollout_correction", tuple(CORRECTION_BOUNDS)),
+    "rollout_correction_level": ("rollout_correction", tuple(CORRECTION_BOUNDS)),
+}
+"""Options that only some values of another setting look at. A loss of the user's own may look at any."""
+
+
+def is_used(option: str, settings: Mapping[str, object]) -> bool:
+    """Whether these settings of the loss look at an option."""
+    if option not in USED_WITH:
+        return True
+    setting, values = USED_WITH[option]
+    chosen = settings[setting]
+    return chosen in values or (setting == "loss" and chosen not in BUILT_IN_LOSSES)
 
 
 def unknown_loss(name: str, *, known: Sequence[str], way_out: str) -> str:
@@ -74,6 +107,15 @@ class LossConfig(Section):
         """Whether ratios are to the engines' log-probs; else to the policy as it is before the optimizer step."""
         return self.rollout_correction == "none" and not self.recompute_old_logprobs
 
+    @property
+    def correction_bounds(self) -> tuple[float, float]:
+        """The bounds in force of `rollout_correction`: those configured, else the mode's defaults."""
+        low, high = CORRECTION_BOUNDS.get(self.rollout_correction, (0.0, math.inf))
+        return (
+            low if self.rollout_correction_low is None else self.rollout_correction_low,
+            high if self.rollout_correction_high is None else self.rollout_correction_high,
+        )
+
     @model_validator(mode="after")
     def _check_loss_is_known(self) -> LossConfig:
         if self.loss_module is None and self.loss not in BUILT_IN_LOSSES:
@@ -95,6 +137,25 @@ class LossConfig(Section):
             low, high = getattr(self, low_name), getattr(self, high_name)
             if low is not None and high is not None and low > high:
                 raise ValueError(f"{low_name} = {low:g} is above {high_name} = {high:g}; exchange them")
+        low, high = self.correction_bounds
+        if low > high:
+            raise ValueError(
+                f"rollout_correction = {self.rollout_correction!r} would reject every token: its bounds are {low:g} "
+                f"and {high:g}, one of them by default; give rollout_correction_low and rollout_correction_high"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_options_are_used(self) -> LossConfig:
+        settings = {name: getattr(self, name) for name in type(self).model_fields}
+        for option, (setting, values) in USED_WITH.items():
+            is_default = settings[option] == type(self).model_fields[option].default
+            if is_default or is_used(option, settings) or option == "dual_clip":  # it has its own reason below
+                continue
+            raise ValueError(
+                f"{option} = {settings[option]}: {setting} = {settings[setting]!r} does not look at it, only "
+                f"{', '.join(values)}; unset it"
+            )
         return self
 
     @model_validator(mode="after")

@@ -348,6 +348,15 @@ class TrainConfig(Section):
     cp_size: int = Field(1, ge=1, description="Ranks that split the positions of every sequence (context parallel).")
     accelerate_config: Path | None = Field(None, description="Accelerate config file, e.g. assets/fsdp2_dst.yml.")
 
+    @model_validator(mode="after")
+    def _check_padding_fits_the_budget(self) -> TrainConfig:
+        if self.pad_to_multiple_of > self.max_tokens:
+            raise ValueError(
+                f"pad_to_multiple_of = {self.pad_to_multiple_of}, max_tokens = {self.max_tokens}: every pass would be "
+                "wider than its budget; 64 or 128 is what kernels like"
+            )
+        return self
+
 
 class RunConfig(Section):
     """Everything. Built by `agentrl.config.load`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from agentrl.inspector.audit_facts import GroupFacts
 from agentrl.inspector.audit_report import Check, Finding
+from agentrl.scores import is_score
 from agentrl.types import BRANCH, DispatchedSamplingTask, DispatchKind, Record, RecordStatus, TaskStatus, TurnTokens
 
 KEEPS_FIRST_PROMPT = frozenset({"last_k", "discard_all_tools"})
@@ -56,7 +56,7 @@ def _outcome_faults(record: Record) -> Iterator[str]:
         if reason is not None and not reason.is_infrastructure:
             yield f"failed with stop reason {reason.value}, which the policy causes, not the system"
         return
-    if record.score is None or not math.isfinite(record.score):
+    if not is_score(record.score):
         yield f"finished with score {record.score}"
     if reason is not None and reason.is_infrastructure:
         yield f"finished with stop reason {reason.value}, which is a failure"

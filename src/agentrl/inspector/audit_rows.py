@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import numpy as np
 
+from agentrl.algo.row_faults import row_faults
 from agentrl.algo.suspects import engine_use, spoiled_by
 from agentrl.inspector.audit_facts import GroupFacts, LedgerFacts, StepTotals
 from agentrl.inspector.audit_report import Check, Finding
@@ -35,29 +36,8 @@ def check_staleness(row: DBRecordData, *, step: TrainStep, max_staleness: int) -
 
 def check_values(row: DBRecordData, *, is_supervised: bool) -> Iterator[Finding]:
     """Aligned arrays, and finite log-probs, advantages and real versions wherever the mask is on."""
-    for message in _value_faults(row, is_supervised=is_supervised):
+    for message in row_faults(row, is_supervised=is_supervised):
         yield Finding(check=Check.TRAINED_TOKENS, subject=row.id, message=message)
-
-
-def _value_faults(row: DBRecordData, *, is_supervised: bool) -> Iterator[str]:
-    logprobs = row.behaviour_logprobs
-    arrays = [row.loss_mask, row.advantages, row.policy_versions, *([] if logprobs is None else [logprobs])]
-    if any(array.size != row.token_ids.size for array in arrays):
-        yield f"its arrays have lengths {[array.size for array in arrays]} for {row.token_ids.size} tokens"
-        return
-    mask = row.loss_mask
-    if mask.size and mask[0]:
-        yield "its first token is trained, which nothing predicts"
-    if not np.isfinite(row.advantages[mask]).all():
-        yield "an advantage is not finite"
-    if is_supervised:
-        return
-    if logprobs is None:
-        yield "it was sampled, but has no log-probs"
-    elif num_bad := int((~np.isfinite(logprobs[mask])).sum()):
-        yield f"{num_bad} of {int(mask.sum())} trained tokens have no finite log-prob"
-    if num_bad := int((row.policy_versions[mask] < 0).sum()):
-        yield f"{num_bad} of {int(mask.sum())} trained tokens have no policy version"
 
 
 def check_exactness(

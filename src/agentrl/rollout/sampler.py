@@ -9,6 +9,7 @@ from dataclasses import replace
 from agentrl.errors import ChatError, EngineError, EngineErrorKind, RolloutError, ScoringError
 from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.deadlines import deadline
+from agentrl.scoring import checked_score
 from agentrl.types import Record, RecordStatus, StopReason, Task, ToolStatus, Turn
 
 
@@ -63,6 +64,7 @@ class AsyncSampler(ABC):
             return self._failed(result.stop_reason, _tool_problems(result.turns)), result.turns
         try:
             scored = await self.scored_record(result)
+            checked_score(type(self).__name__, scored.score)
         except ScoringError as error:
             unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store
             return self._failed(StopReason.JUDGE_ERROR, str(error), record=unjudged), result.turns

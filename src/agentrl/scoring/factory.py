@@ -14,15 +14,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from numbers import Real
 from typing import Any, ClassVar, cast
 
 from agentrl.errors import BudgetSpentError, ConfigError, ScoringError
 from agentrl.protocols import Scorer
+from agentrl.scores import LARGEST_SCORE, is_score
 from agentrl.scoring.expression import parse_expression
 from agentrl.scoring.gaia import gaia, sub_exact_match
 from agentrl.scoring.judge import JUDGE_DEADLINE_S, MAX_ASKED, Judge, JudgeCall
@@ -171,7 +170,7 @@ async def score_request(
         work, limit_s = _work_of(name, request, context=context, calls=calls, deadline_s=deadline_s)
         return await _bounded(name, work, deadline_s=limit_s, config=context.scorer_config)
 
-    return _checked_score(expression, await parsed.evaluate(score))
+    return checked_score(expression, await parsed.evaluate(score))
 
 
 def _work_of(
@@ -227,7 +226,7 @@ async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, co
     if error is not None:
         message = _without_keys(f"scorer {scorer!r} failed: {type(error).__name__}: {error}", config)
         raise ScoringError(message) from error
-    return _checked_score(scorer, task.result())
+    return checked_score(scorer, task.result())
 
 
 def _without_keys(message: str, config: Mapping[str, Any]) -> str:
@@ -284,7 +283,10 @@ def _accepts(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _checked_score(scorer: str, score: object) -> float:
-    if not isinstance(score, Real) or not math.isfinite(score):
-        raise ScoringError(f"scorer {scorer!r} returned {score!r}, which is no finite number")
-    return float(score)
+def checked_score(scorer: str, score: object) -> float:
+    """What a scorer returned, if it is a score. Raises ScoringError naming the scorer."""
+    if not is_score(score):
+        raise ScoringError(
+            f"scorer {scorer!r} returned {score!r:.200}, which is no finite number up to {LARGEST_SCORE:g} in size"
+        )
+    return float(cast("float", score))

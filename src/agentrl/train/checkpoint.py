@@ -4,7 +4,7 @@
         model.safetensors, config.json, tokenizer...   float32, loads in transformers; with LoRA the adapter alone
         optimizer/                        AdamW state, sharded (torch.distributed.checkpoint)
         rng_0.pt, rng_1.pt, ...           random generators of each rank
-        checkpoint.json                   step, its metrics and alarms, number of ranks, size of every file
+        checkpoint.json                   step, metrics, alarms, number of ranks, start model, size of every file
     run_dir/checkpoints/step_25.tmp/      a kill while writing leaves this; ignored, removed at the next start
 
 A folder whose files are not all there in full (a disk that lost writes, a careless copy) is passed over with a warning;
@@ -14,24 +14,27 @@ checkpoint exists; `checkpoint.json` carries what closes it.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import random
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UnavailableError
 from agentrl.train.export import (
     UNFINISHED_SUFFIX,
     adapter_state,
@@ -39,6 +42,7 @@ from agentrl.train.export import (
     model_state,
     unwrapped,
     write_model,
+    writing_into,
 )
 from agentrl.train.lora import write_adapter
 from agentrl.train.zero3 import is_engine, load_optimizer, save_optimizer
@@ -60,6 +64,7 @@ class Checkpoint:
     step: int
     metrics: Mapping[str, float]
     num_processes: int
+    start_fingerprint: str | None  # of the start model's weights; None in checkpoints of an earlier release
     alarms: tuple[Alarm, ...] = ()
 
 
@@ -69,14 +74,7 @@ def newest_checkpoint(checkpoints_dir: Path) -> Checkpoint | None:
     for _, path in sorted(_by_step(checkpoints_dir).items(), reverse=True):
         damage = _damage(path)
         if damage is None:
-            state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-            return Checkpoint(
-                path=path,
-                step=state["step"],
-                metrics=state["metrics"],
-                num_processes=state["num_processes"],
-                alarms=tuple(_alarm(alarm) for alarm in state.get("alarms", ())),
-            )
+            return _read_state(path)
         log.warning("checkpoint %s is damaged and passed over: %s", path, damage)
         damages.append(f"{path.name}: {damage}")
     if damages:
@@ -99,31 +97,37 @@ def save_checkpoint(
     policy: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     tokenizer_source: Path,
+    start_fingerprint: str,
     step: int,
     metrics: Mapping[str, float],
     alarms: Sequence[Alarm] = (),
 ) -> None:
-    """Write one checkpoint. Every rank must call it; it exists when this returns."""
+    """Write one checkpoint. Every rank must call it; it exists when this returns.
+
+    Raises OSError naming the folder where it cannot be written.
+    """
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
-    if accelerator.is_main_process:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    write_weights(unfinished, accelerator=accelerator, policy=policy, tokenizer_source=tokenizer_source)
-    _save_optimizer(unfinished / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
-    torch.save(_random_state(), unfinished / f"rng_{accelerator.process_index}.pt")
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        sizes = {str(f.relative_to(unfinished)): f.stat().st_size for f in unfinished.rglob("*") if f.is_file()}
-        contents = {
-            "step": step,
-            "metrics": dict(metrics),
-            "alarms": [asdict(alarm) for alarm in alarms],
-            "num_processes": accelerator.num_processes,
-            "sizes": sizes,
-        }
-        (unfinished / STATE_FILE).write_text(json.dumps(contents), encoding="utf-8")
-        finish_directory(path)
+    with writing_into(path):
+        if accelerator.is_main_process:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+        accelerator.wait_for_everyone()
+        write_weights(unfinished, accelerator=accelerator, policy=policy, tokenizer_source=tokenizer_source)
+        _save_optimizer(unfinished / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
+        _save_random_state(unfinished / f"rng_{accelerator.process_index}.pt")
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            sizes = {str(f.relative_to(unfinished)): f.stat().st_size for f in unfinished.rglob("*") if f.is_file()}
+            contents = {
+                "step": step,
+                "metrics": dict(metrics),
+                "alarms": [asdict(alarm) for alarm in alarms],
+                "num_processes": accelerator.num_processes,
+                "start_fingerprint": start_fingerprint,
+                "sizes": sizes,
+            }
+            (unfinished / STATE_FILE).write_text(json.dumps(contents), encoding="utf-8")
+            finish_directory(path)
     accelerator.wait_for_everyone()
 
 
@@ -147,11 +151,15 @@ def load_training_state(
 ) -> None:
     """Restore optimizer and random generators; the weights come from loading the checkpoint as a model.
 
-    With another number of ranks the optimizer state is resharded and the random generators are left as seeded.
+    With another number of ranks the optimizer state is resharded and the random generators are left as seeded. Raises
+    UnavailableError where what is stored cannot be read.
     """
-    _load_optimizer(checkpoint.path / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
+    with readable(checkpoint, what="optimizer state"):
+        _load_optimizer(checkpoint.path / OPTIMIZER_DIR, policy=policy, optimizer=optimizer)
     if checkpoint.num_processes == accelerator.num_processes:
-        _restore_random_state(torch.load(checkpoint.path / f"rng_{accelerator.process_index}.pt", weights_only=True))
+        with readable(checkpoint, what="random generators"):
+            state = torch.load(checkpoint.path / f"rng_{accelerator.process_index}.pt", weights_only=True)
+        _restore_random_state(state)
     else:
         log.warning(
             "checkpoint %s was written by %d ranks, now there are %d: random generators start from the seed",
@@ -159,6 +167,21 @@ def load_training_state(
             checkpoint.num_processes,
             accelerator.num_processes,
         )
+
+
+@contextmanager
+def readable(checkpoint: Checkpoint, *, what: str) -> Iterator[None]:
+    """Whatever reading a part of a checkpoint raises becomes an UnavailableError that says what to do."""
+    try:
+        yield
+    except (ConfigError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, CheckpointException) as error:  # damaged bytes: libraries raise whatever comes of them
+        first_line = str(error).strip().partition("\n")[0]
+        raise UnavailableError(
+            f"checkpoint {checkpoint.path}: its {what} cannot be read ({type(error).__name__}: {first_line}); move the "
+            "folder away: the checkpoint before it is taken, and the steps since then are replayed from the ledger"
+        ) from error
 
 
 def prune_checkpoints(checkpoints_dir: Path, *, keep: int) -> None:
@@ -179,12 +202,29 @@ def _by_step(checkpoints_dir: Path) -> dict[int, Path]:
     return {int(match.group(1)): path for match, path in named if match and (path / STATE_FILE).is_file()}
 
 
+def _read_state(path: Path) -> Checkpoint:
+    """What `checkpoint.json` says. Raises whatever reading and converting raises where it is damaged or not ours."""
+    state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    checkpoint = Checkpoint(
+        path=path,
+        step=int(state["step"]),
+        metrics={str(name): float(value) for name, value in dict(state["metrics"]).items()},
+        num_processes=int(state["num_processes"]),
+        start_fingerprint=state.get("start_fingerprint"),
+        alarms=tuple(_alarm(alarm) for alarm in state.get("alarms", ())),
+    )
+    if checkpoint_path(path.parent, checkpoint.step) != path:
+        raise ValueError(f"it is of step {checkpoint.step}")
+    return checkpoint
+
+
 def _damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None. Content is not read: it may be many gigabytes."""
     try:
-        sizes = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get("sizes", {})
-    except (OSError, ValueError) as error:
-        return f"{STATE_FILE} cannot be read ({error})"
+        _read_state(path)
+        sizes = dict(json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get("sizes", {}))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return f"{STATE_FILE} cannot be used ({error or type(error).__name__})"
     for name, size in sizes.items():
         file = path / name
         if not file.is_file():
@@ -226,9 +266,12 @@ def _quiet_single_process() -> Any:
     return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
-def _random_state() -> dict[str, Any]:
+def _save_random_state(path: Path) -> None:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate()}
+    state = {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate()}
+    serialised = io.BytesIO()  # torch hides why it could not write to a file
+    torch.save(state, serialised)
+    path.write_bytes(serialised.getvalue())
 
 
 def _restore_random_state(state: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from agentrl.train.lora import is_adapter
@@ -39,13 +41,42 @@ TOKENIZER_FILES = (
 
 
 @contextmanager
+def writing_into(directory: Path) -> Iterator[None]:
+    """What libraries raise for a full disk, or a folder they cannot write, becomes an OSError that names the folder."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        number = _error_number(error)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(directory)) from error
+
+
+def _error_number(error: BaseException) -> int | None:
+    """The operating system's reason inside whatever was raised."""
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, CheckpointException):
+        causes = [failure for failure, _ in error.failures.values()]
+    elif found := re.search(r"os error (\d+)", str(error)):  # how Rust's libraries put it
+        return int(found[1])
+    else:
+        causes = [cause for cause in (error.__cause__, error.__context__) if cause is not None]
+    return next((number for cause in causes if (number := _error_number(cause)) is not None), None)
+
+
+@contextmanager
 def written_beside(directory: Path) -> Iterator[Path]:
-    """Yield a fresh folder beside `directory`; on success sync it and rename it, replacing what was there."""
+    """Yield a fresh folder beside `directory`; on success sync it and rename it, replacing what was there.
+
+    Raises OSError naming the folder where it cannot be written.
+    """
     unfinished = directory.with_name(directory.name + UNFINISHED_SUFFIX)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    yield unfinished
-    finish_directory(directory)
+    with writing_into(directory):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        finish_directory(directory)
 
 
 def finish_directory(directory: Path) -> None:

@@ -30,6 +30,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from accelerate.utils import broadcast_object_list
 
@@ -49,12 +51,16 @@ from agentrl.train.optimizer import learning_rate_at
 from agentrl.train.padding import widened
 from agentrl.train.planner import StepPlan, is_supervised
 from agentrl.train.publish import PolicyLostError
+from agentrl.train.row_check import faults_for_model, first_faults, refuse_on_all_ranks
 from agentrl.train.row_stats import RowStats
 from agentrl.train.session import Session, checkpoints_dir, open_session, start_model_dir
 from agentrl.train.whitening import whitened
 from agentrl.types import Alarm, StepStatus, TrainStep
 
 log = logging.getLogger(__name__)
+
+PLANNED_METRICS = ("num_sequences", "num_tokens", "num_trained_tokens", "num_groups", "score", "reward")
+"""Numbers of a step that its plan decides, so a replay repeats them exactly."""
 
 
 def train(
@@ -89,13 +95,7 @@ def train_step(session: Session, step: int) -> tuple[Alarm, ...]:
     with clock.phase("wait"):
         plan = broadcast_plan(session, step)
     with clock.phase("load"):
-        multiple = session.config.train.pad_to_multiple_of
-        passes = [
-            widened(build_pass(session.feed.load(one.row_ids), layout=one.layout), multiple=multiple)
-            for one in plan.passes[session.ranks.data_rank]
-        ]
-        session.feed.forget_rows()
-        passes, returns = whiten(session, passes)
+        passes, returns = whiten(session, load_passes(session, plan))
     size = StepSize(
         num_sequences=len(plan.sequences),
         num_trained_tokens=sum(sequence.num_trained_tokens for sequence in plan.sequences),
@@ -118,6 +118,24 @@ def train_step(session: Session, step: int) -> tuple[Alarm, ...]:
     told = {**metrics, **{f"alarm_{alarm.name}": 1.0 for alarm in alarms}}
     finish_step(session, replace(plan.entry, alarms=alarms), metrics=told, clock=clock)
     return alarms
+
+
+def load_passes(session: Session, plan: StepPlan) -> list[PassBatch]:
+    """The passes of this rank. Raises TrainingError, on every rank, for rows that no rank could train right."""
+    own = plan.passes[session.ranks.data_rank]
+    rows = [session.feed.load(one.row_ids) for one in own]
+    session.feed.forget_rows()
+    find = partial(
+        faults_for_model,
+        is_supervised=is_supervised(session.config),
+        vocabulary_size=session.policy.vocabulary_size,
+        policy_version=plan.entry.policy_version,
+    )
+    refuse_on_all_ranks(first_faults(chain.from_iterable(rows), find=find))
+    multiple = session.config.train.pad_to_multiple_of
+    return [
+        widened(build_pass(some, layout=one.layout), multiple=multiple) for some, one in zip(rows, own, strict=True)
+    ]
 
 
 def raise_alarms(
@@ -182,6 +200,7 @@ def finish_step(session: Session, entry: TrainStep, *, metrics: Mapping[str, flo
                 policy=session.learner.policy,
                 optimizer=session.learner.optimizer,
                 tokenizer_source=start_model_dir(session.config),
+                start_fingerprint=session.start_fingerprint,
                 step=entry.step,
                 metrics={**metrics, **clock.metrics()},
                 alarms=entry.alarms,
@@ -232,23 +251,40 @@ def finish_interrupted_step(session: Session) -> tuple[Alarm, ...]:
     """Publish version 0 of a new run; finish the checkpoint's step where a kill left it unpublished, open or untold.
 
     Returns that step's alarms, on every rank.
+    Raises ConfigError, before anything is published, for a checkpoint of another run.
     """
     checkpoint = session.checkpoint
+    entry = None
+    if session.rank_zero is not None and checkpoint is not None:
+        entry = session.feed.call(lambda store: store.get_step(checkpoint.step))
+        _check_same_run(checkpoint, entry=entry)
     publish(session, version=0 if checkpoint is None else checkpoint.step)
-    alarms = [() if checkpoint is None else _close_step_of(checkpoint, session=session)]
+    alarms: list[tuple[Alarm, ...]] = [()]
+    if checkpoint is not None and entry is not None:
+        alarms[0] = _close_step_of(checkpoint, entry=entry, session=session)
     broadcast_object_list(alarms)
     return alarms[0]
 
 
-def _close_step_of(checkpoint: Checkpoint, *, session: Session) -> tuple[Alarm, ...]:
-    if session.rank_zero is None:
-        return ()
-    entry = session.feed.call(lambda store: store.get_step(checkpoint.step))
+def _check_same_run(checkpoint: Checkpoint, *, entry: TrainStep | None) -> None:
+    """The ledger's step is the one the checkpoint was written after: it has the same rows, and so the same counts."""
+    other = f"so it belongs to another run; choose another run_name, or move {checkpoint.path.parent} away"
     if entry is None:
         raise ConfigError(
-            f"checkpoint {checkpoint.path}: step {checkpoint.step} is not in this database's ledger, so it belongs to "
-            "another database; choose another run_name, or move the run's output folder away"
+            f"checkpoint {checkpoint.path}: step {checkpoint.step} is not in this database's ledger, {other}"
         )
+    for name in PLANNED_METRICS:
+        was, now = checkpoint.metrics.get(name), entry.metrics.get(name)
+        if was is not None and now is not None and was != now:
+            raise ConfigError(
+                f"checkpoint {checkpoint.path}: it was written after a step with {name} = {was:g}, step "
+                f"{checkpoint.step} of this database's ledger has {now:g}, {other}"
+            )
+
+
+def _close_step_of(checkpoint: Checkpoint, *, entry: TrainStep, session: Session) -> tuple[Alarm, ...]:
+    if session.rank_zero is None:
+        return ()
     if entry.status is not StepStatus.COMMITTED:
         clock = PhaseClock(step=checkpoint.step, report=session.report)
         entry = replace(entry, alarms=checkpoint.alarms)

@@ -46,7 +46,20 @@ def add_adapter(causal_lm: Any, *, config: ModelConfig) -> None:
     try:
         inject_adapter_in_model(lora, causal_lm, adapter_name=_ADAPTER)
     except ValueError as error:
-        raise ConfigError(f"lora_target_modules = {config.lora_target_modules}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"lora_target_modules = {config.lora_target_modules}: {reason}") from error
+    _refuse_embeddings(causal_lm, config=config)
+
+
+def _refuse_embeddings(causal_lm: Any, *, config: ModelConfig) -> None:
+    """Log-probs take embedding and head as they are: an adapter there would be neither trained nor served."""
+    ends = {id(module) for module in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings())}
+    adapted = [name for name, module in causal_lm.named_modules() if id(module) in ends and hasattr(module, "lora_A")]
+    if adapted:
+        raise ConfigError(
+            f"lora_target_modules = {config.lora_target_modules}: {adapted[0]} is the model's embedding or head, which "
+            "cannot have an adapter here; name layers between them"
+        )
 
 
 def lora_alpha(config: ModelConfig) -> float:

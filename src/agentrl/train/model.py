@@ -108,6 +108,11 @@ class PolicyModule(nn.Module):
         )
 
     @property
+    def vocabulary_size(self) -> int:
+        """Token ids from 0 to below this have an embedding."""
+        return int(self.causal_lm.config.get_text_config().vocab_size)
+
+    @property
     def has_adapter(self) -> bool:
         """Whether a LoRA adapter is trained and the rest of the model is frozen."""
         return any(is_adapter(name) for name, _ in self.named_parameters())

@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 
 from agentrl.algo.layouts import DEFAULT_RULE, LayoutRule
+from agentrl.algo.row_faults import row_faults
 from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
 from agentrl.algo.trie import summarise_groups
 from agentrl.config.sections import RunConfig
@@ -32,6 +34,7 @@ from agentrl.train.group_metrics import group_metrics
 from agentrl.train.metrics import Report
 from agentrl.train.passes import Passes, forward_passes
 from agentrl.train.reuse import RETIRED, Reuse, is_stale
+from agentrl.train.row_check import first_faults, refuse
 from agentrl.types import GroupOutcome, SequenceSummary, SettledGroup, StepStatus, TaskStatus, TrainStep
 
 log = logging.getLogger(__name__)
@@ -92,7 +95,9 @@ class StepPlanner:
         proposal, groups = self._proposal(step)
         entry = self._feed.call(lambda store: store.plan_step(proposal))
         if _row_ids(groups) != entry.sequence_ids:
-            groups = summarise_groups(self._feed.load(entry.sequence_ids))
+            rows = self._feed.load(entry.sequence_ids)
+            refuse(first_faults(rows, find=partial(row_faults, is_supervised=is_supervised(self._config))))
+            groups = summarise_groups(rows)
         max_tokens = self._config.train.max_tokens
         passes = forward_passes(groups, num_ranks=self._num_ranks, max_tokens=max_tokens, rule=self._rule)
         if is_supervised(self._config) and step < self._config.train.max_steps:

@@ -7,7 +7,7 @@ open_session: seeds -> Accelerator -> only trainer? -> newest checkpoint? -> wei
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.algo.layouts import LayoutRule
 from agentrl.config.sections import RunConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UnavailableError
 from agentrl.protocols import MetricSink, TrainStore
-from agentrl.train.checkpoint import Checkpoint, load_training_state, newest_checkpoint
+from agentrl.train.checkpoint import Checkpoint, load_training_state, newest_checkpoint, readable
 from agentrl.train.distribution import offload_policy, start_accelerator
 from agentrl.train.export import model_state, remove_unfinished, unwrapped
 from agentrl.train.feed import StoreFeed
+from agentrl.train.fingerprint import weights_fingerprint
 from agentrl.train.forward import Learner
 from agentrl.train.gradients import Gradients, TorchGradients
 from agentrl.train.layout_check import layout_rule
@@ -62,6 +63,7 @@ class Session:
     feed: StoreFeed
     learner: Learner
     checkpoint: Checkpoint | None  # what this process started from; None: the start model
+    start_fingerprint: str  # of the start model's weights
     rank_zero: RankZero | None
 
     @property
@@ -111,7 +113,8 @@ def open_session(
     with ExitStack() as stack:
         if accelerator.is_main_process:
             stack.enter_context(only_trainer(config.run.run_dir))
-        checkpoint = _find_checkpoint(config)
+        start_fingerprint = weights_fingerprint(start_model_dir(config))
+        checkpoint = _find_checkpoint(config, start_fingerprint=start_fingerprint)
         learner, rule = load_learner(config, accelerator=accelerator, ranks=ranks, checkpoint=checkpoint)
         timeout_s = FEED_TIMEOUT_FACTOR * config.store.db_timeout_s
         feed = stack.enter_context(StoreFeed(open_store, timeout_s=timeout_s))
@@ -152,15 +155,22 @@ def open_session(
             feed=feed,
             learner=learner,
             checkpoint=checkpoint,
+            start_fingerprint=start_fingerprint,
             rank_zero=rank_zero,
         )
 
 
 def start_model_dir(config: RunConfig) -> Path:
-    """The model directory the run starts from; tokenizer files are always copied from there."""
-    if config.model.model_name_or_path is None:
+    """The model directory the run starts from; tokenizer files are always copied from there.
+
+    Raises ConfigError if it is not set, UnavailableError if there is no model.
+    """
+    directory = config.model.model_name_or_path
+    if directory is None:
         raise ConfigError("model_name_or_path is not set: give the directory of the start model")
-    return config.model.model_name_or_path
+    if not (directory / "config.json").is_file():
+        raise UnavailableError(f"model_name_or_path = {directory}: no config.json there; give a local model directory")
+    return directory
 
 
 def checkpoints_dir(config: RunConfig) -> Path:
@@ -168,11 +178,18 @@ def checkpoints_dir(config: RunConfig) -> Path:
     return config.run.run_dir / "checkpoints"
 
 
-def _find_checkpoint(config: RunConfig) -> Checkpoint | None:
+def _find_checkpoint(config: RunConfig, *, start_fingerprint: str) -> Checkpoint | None:
     checkpoint = newest_checkpoint(checkpoints_dir(config))
-    if checkpoint is not None and not config.train.resume_from_checkpoint:
+    if checkpoint is None:
+        return None
+    if not config.train.resume_from_checkpoint:
         raise ConfigError(
             f"resume_from_checkpoint = false, but {checkpoint.path} exists; choose another run_name or resume"
+        )
+    if checkpoint.start_fingerprint not in {None, start_fingerprint}:
+        raise ConfigError(
+            f"model_name_or_path = {config.model.model_name_or_path} has other weights than the model that "
+            f"{checkpoint.path} was trained from; set it back, or choose another run_name"
         )
     return checkpoint
 
@@ -184,7 +201,8 @@ def load_learner(
 
     The rule is rank 0's, which plans for all.
     """
-    policy = _load_newest(config, checkpoint=checkpoint)
+    with nullcontext() if checkpoint is None else readable(checkpoint, what="weights"):
+        policy = _load_newest(config, checkpoint=checkpoint)
     rule = LayoutRule()
     if accelerator.is_main_process:
         check_head(policy)

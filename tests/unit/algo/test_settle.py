@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from agentrl.algo.settle import DropReason, settle_group
@@ -184,3 +185,28 @@ def test_a_sampler_can_settle_without_torch() -> None:
     modules = "agentrl.algo.settle, agentrl.algo.advantages, agentrl.algo.merge, agentrl.algo.packing"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("score", [1e39, -1e308, float("inf"), float("nan"), "7", None])
+@pytest.mark.parametrize("advantage", ["group_norm", "rloo", "turn_rloo", "reinforce_plus_plus"])
+def test_what_no_advantage_could_be_made_of_is_a_failure(score: object, advantage: str) -> None:
+    task = make_task(num_generations=3)
+    broken = replace(scored(task, 0, 0.0), score=score)
+    algo = AlgoConfig(advantage=advantage)
+    settlement, rows = settle([broken, scored(task, 1, 1.0), scored(task, 2, 0.0)], task=task, algo=algo)
+    assert settlement.num_failed == 1
+    assert broken.id not in settlement.rewards
+    assert rows
+    assert all(np.isfinite(row.advantages).all() for row in rows)
+
+
+@pytest.mark.parametrize("turn_scores", [(1.0,), (1.0, 0.0, 0.0), (None, float("nan")), (1e300, 0.0), ("x", 0.0)])
+@pytest.mark.parametrize("advantage", ["rloo", "turn_rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_turn_scores_that_do_not_fit_the_turns_are_a_failure(turn_scores: tuple[object, ...], advantage: str) -> None:
+    task = make_task(num_generations=3)
+    broken = replace(scored(task, 0, 1.0), turn_scores=turn_scores)
+    sound = [replace(scored(task, 1, 1.0), turn_scores=(None, 1.0)), scored(task, 2, 0.0)]
+    settlement, rows = settle([broken, *sound], task=task, algo=AlgoConfig(advantage=advantage), num_turns=2)
+    assert settlement.num_failed == 1
+    assert {row.record_id for row in rows} <= {record.id for record in sound}
+    assert all(np.isfinite(row.advantages).all() for row in rows)

@@ -171,6 +171,8 @@ def test_empty_variables_count_as_not_set():
         (["--min_turns", "9", "--max_turns", "3"], r"min_turns = 9, max_turns = 3: no correct Record would be trained"),
         (["--max_new_tokens", "2000"], r"max_new_tokens = 2000, context_length = 1024: no prompt would fit"),
         (["--cispo_clip_low", "9"], r"cispo_clip_low = 9 is above cispo_clip_high = 5"),
+        (["--pad_to_multiple_of", "1000000"], r"pad_to_multiple_of = 1000000, max_tokens = \d+: every pass would be"),
+        (["--is_cap", "5"], r"is_cap = 5.0: loss = 'GRPO' does not look at it"),
         (["--gradient_accumulation_steps", "\u00b2"], r"needs a whole number from 1"),
         (["--run_name", "local"], r"run_name = local: MongoDB keeps its own data"),
     ],

@@ -1,6 +1,9 @@
 import json
 import os
 import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import TrainConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UnavailableError
 from agentrl.train.checkpoint import (
     checkpoint_path,
     load_training_state,
@@ -45,6 +48,7 @@ def save(path: Path, accelerator, policy, optimizer, *, step: int, tokenizer_sou
         policy=policy,
         optimizer=optimizer,
         tokenizer_source=tokenizer_source,
+        start_fingerprint="f",
         step=step,
         metrics={"loss": 0.5},
     )
@@ -123,7 +127,8 @@ def test_a_kill_while_writing_leaves_the_older_checkpoint_in_charge(
 def test_only_the_newest_checkpoints_are_kept_by_number_not_by_name(tmp_path: Path) -> None:
     for step in (8, 9, 10, 11):
         (tmp_path / f"step_{step}").mkdir()
-        (tmp_path / f"step_{step}" / "checkpoint.json").write_text("{}")
+        state = json.dumps({"step": step, "metrics": {}, "num_processes": 1})
+        (tmp_path / f"step_{step}" / "checkpoint.json").write_text(state)
 
     prune_checkpoints(tmp_path, keep=2)
 
@@ -167,3 +172,80 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over_without_a_w
 
     with pytest.raises(ConfigError, match=r"is intact \(step_1: model.safetensors is missing\); restore one"):
         newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", '{"sizes": {}}', '{"step": "many", "metrics": {}, "num_processes": 1}']
+)
+def test_a_checkpoint_whose_state_makes_no_sense_is_passed_over(tmp_path: Path, content: str) -> None:
+    for step in (5, 6):
+        (tmp_path / f"step_{step}").mkdir()
+        state = json.dumps({"step": 5, "metrics": {}, "num_processes": 2}) if step == 5 else content
+        (tmp_path / f"step_{step}" / "checkpoint.json").write_text(state)
+
+    checkpoint = newest_checkpoint(tmp_path)
+
+    assert checkpoint is not None
+    assert checkpoint.path == tmp_path / "step_5"
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "step_7").mkdir()
+    (tmp_path / "step_7" / "checkpoint.json").write_text('{"step": 2, "metrics": {}, "num_processes": 1}')
+    with pytest.raises(ConfigError, match=r"step_7: checkpoint.json cannot be used \(it is of step 2\)"):
+        newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [
+        ("rng_0.pt", "random generators"),
+        ("optimizer/*.distcp", "optimizer state"),
+        ("optimizer/.metadata", "optimizer"),
+    ],
+)
+def test_content_that_was_lost_without_a_trace_is_named_with_the_way_out(
+    tmp_path: Path, pattern: str, what: str
+) -> None:
+    parts = prepared(tiny_qwen3())
+    update(*parts[1:])
+    save(tmp_path / "step_1", *parts, step=1, tokenizer_source=write_tiny_model(tmp_path / "start"))
+    (lost,) = (tmp_path / "step_1").glob(pattern)
+    lost.write_bytes(b"\0" * lost.stat().st_size)
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+
+    with pytest.raises(UnavailableError, match=f"step_1: its {what}.* cannot be read .*; move the folder") as refusal:
+        load_training_state(checkpoint, accelerator=parts[0], policy=parts[1], optimizer=parts[2])
+    assert "\n" not in str(refusal.value)
+
+
+@contextmanager
+def no_file_above(num_bytes: int) -> Iterator[None]:
+    """Stands for a full disk: the kernel refuses to write past this size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("part", ["nothing", "weights", "optimizer state"])
+def test_a_disk_that_takes_no_more_is_an_error_of_that_folder_and_the_older_checkpoint_stays(
+    tmp_path: Path, part: str
+) -> None:
+    parts = prepared(tiny_qwen3())
+    update(*parts[1:])
+    start = write_tiny_model(tmp_path / "start")
+    save(tmp_path / "c" / "step_1", *parts, step=1, tokenizer_source=start)
+    num_bytes = (tmp_path / "c" / "step_1" / "model.safetensors").stat().st_size
+    room = {"nothing": 0, "weights": num_bytes // 2, "optimizer state": num_bytes + 1024}[part]
+
+    with pytest.raises(OSError, match="File too large") as refusal, no_file_above(room):
+        save(tmp_path / "c" / "step_2", *parts, step=2, tokenizer_source=start)
+
+    assert refusal.value.filename == str(tmp_path / "c" / "step_2")
+    newest = newest_checkpoint(tmp_path / "c")
+    assert newest is not None
+    assert newest.step == 1

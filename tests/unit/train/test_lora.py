@@ -74,6 +74,12 @@ def test_layers_the_model_does_not_have_are_refused(start: Path) -> None:
         adapted(start, lora_target_modules="query")
 
 
+@pytest.mark.parametrize("targets", ["lm_head", "embed_tokens", "q_proj,lm_head", "all-linear,embed_tokens"])
+def test_an_adapter_that_would_be_neither_trained_nor_served_is_refused(start: Path, targets: str) -> None:
+    with pytest.raises(ConfigError, match=r"is the model's embedding or head, which cannot have an adapter"):
+        adapted(start, lora_target_modules=targets)
+
+
 @pytest.mark.parametrize("alpha", [None, 3.0])
 def test_engines_get_a_plain_model_that_computes_what_the_adapted_one_does(
     tmp_path: Path, start: Path, alpha: float | None

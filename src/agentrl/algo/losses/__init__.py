@@ -12,7 +12,8 @@ from agentrl.algo.losses.build import Loss, build_loss
 from agentrl.algo.losses.correction import RolloutWeights, rollout_weights
 from agentrl.algo.losses.interface import LossInputs, LossOutputs, Tokens, TokenTerms
 from agentrl.algo.losses.metrics import combine_metrics
-from agentrl.algo.losses.registry import file_sha256, policy_term
+from agentrl.algo.losses.registry import policy_term
+from agentrl.algo.losses.user_loss import file_sha256
 from agentrl.algo.losses.weights import token_weights
 from agentrl.config.sections import LossConfig
 

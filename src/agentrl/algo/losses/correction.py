@@ -16,7 +16,6 @@ denominators.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,14 +27,6 @@ from agentrl.config.sections import LossConfig
 
 PerSequence = Callable[[Tensor], Tensor]
 
-_DEFAULT_BOUNDS: dict[str, tuple[float, float]] = {
-    "tis": (0.0, 2.0),
-    "mis": (0.0, 3.0),
-    "icepop": (0.5, 5.0),
-    "geometric": (0.99, 1.01),
-    "veto": (1e-4, math.inf),
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutWeights:
@@ -43,14 +34,6 @@ class RolloutWeights:
 
     weights_N: Tensor
     kept_N: Tensor  # bool; False where masked or rejected
-
-
-def correction_bounds(config: LossConfig) -> tuple[float, float]:
-    """The bounds in force: those configured, else the mode's defaults, each side on its own."""
-    low, high = _DEFAULT_BOUNDS[config.rollout_correction]
-    low = low if config.rollout_correction_low is None else config.rollout_correction_low
-    high = high if config.rollout_correction_high is None else config.rollout_correction_high
-    return low, high
 
 
 def rollout_weights(
@@ -90,7 +73,7 @@ def rollout_weights(
 
 def _weigh(config: LossConfig, *, log_k_N: Tensor, mask_N: Tensor, per_sequence: PerSequence) -> tuple[Tensor, Tensor]:
     """Weight of every token and whether it is inside the bounds, before masking."""
-    low, high = correction_bounds(config)
+    low, high = config.correction_bounds
     mode = config.rollout_correction
     if mode == "veto":
         k_N = clamp_log_ratio(log_k_N).exp()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -307,8 +308,19 @@ def test_half_precision_inputs_are_reduced_in_float32() -> None:
         ({"rollout_correction": "icepop", "rollout_correction_level": "sequence"}, "per token"),
         ({"loss": "MINIRL", "rollout_correction": "tis"}, "is_cap"),
         ({"rollout_correction": "veto", "rollout_correction_normalize": True}, "no weights"),
+        ({"is_cap": 5.0}, "is_cap = 5.0: loss = 'GRPO' does not look at it, only MINIRL"),
+        ({"loss": "MINIRL", "beta1": 0.5}, "beta1 = 0.5: loss = 'MINIRL' does not look at it"),
+        ({"cispo_clip_high": 2.0}, "cispo_clip_high = 2.0: loss = 'GRPO' does not"),
+        ({"constant_length": 5}, "constant_length = 5: aggregation = 'token_mean' does not look at it"),
+        ({"rollout_correction_high": 3.0}, "rollout_correction_high = 3.0: rollout_correction = 'none' does not"),
+        ({"rollout_correction_level": "sequence"}, "rollout_correction_level = sequence: rollout_correction = 'none'"),
+        ({"rollout_correction": "icepop", "rollout_correction_low": 6.0}, "would reject every token: its bounds are 6"),
     ],
 )
 def test_settings_without_an_effect_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LossConfig(**settings)
+
+
+def test_a_loss_of_the_users_own_may_look_at_any_option(tmp_path: Path) -> None:
+    LossConfig(loss="MINE", loss_module=tmp_path / "mine.py", is_cap=5.0, dual_clip=3.0, cispo_clip_high=2.0)
