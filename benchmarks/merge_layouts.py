@@ -27,7 +27,7 @@ from agentrl.algo.merge import merge_record
 from agentrl.algo.trie import build_trie, input_tokens, summarise_group
 from agentrl.train.batch import PassBatch, build_pass
 from agentrl.train.model import PolicyModule
-from agentrl.train.planner import forward_passes
+from agentrl.train.passes import forward_passes
 from agentrl.train.tree_attention import attention_name
 from agentrl.types import (
     DBRecordData,
@@ -71,6 +71,11 @@ SHAPES = (
     ),
     Shape(
         name="context reset, 3 branches", num_generations=4, prompt=384, num_turns=4, completion=48, tool=96,
+        num_branches=3,
+    ),
+    Shape(name="meta-episodes, G = 5, N = 3", num_generations=5, prompt=384, num_turns=9, completion=64, tool=96),
+    Shape(
+        name="meta-episodes, short context", num_generations=5, prompt=384, num_turns=3, completion=64, tool=96,
         num_branches=3,
     ),
 )  # fmt: skip

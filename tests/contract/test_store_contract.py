@@ -18,6 +18,7 @@ from agentrl.types import (
     CanaryReference,
     DBRecordData,
     EngineQuarantine,
+    EpisodeResult,
     GroupOutcome,
     InferenceService,
     PolicyVersion,
@@ -66,6 +67,16 @@ def finished(record: Record, *, score: float = 1.0) -> Record:
         score=score,
         scorer="em",
         turn_scores=(None, 0.5),
+        episodes=(
+            EpisodeResult(
+                answer="2",
+                score=0.5,
+                stop_reason=StopReason.ANSWER,
+                num_turns=2,
+                num_tool_calls=1,
+                num_completion_tokens=4,
+            ),
+        ),
         worker="worker-0",
     )
 

@@ -178,7 +178,7 @@ class RolloutConfig(ContextConfig):
     """How trajectories are made."""
 
     num_generations: int = Field(8, ge=1, description="Records per Task: the group size.")
-    max_turns: int = Field(8, ge=1, description="Model calls per Record.")
+    max_turns: int = Field(8, ge=1, description="Model calls per Record; of a meta-episode, per episode.")
     min_turns: int = Field(0, ge=0, description="Correct Records with fewer turns than this are not trained.")
     max_new_tokens: int = Field(64, ge=1, description="Tokens per completion.")
     max_prompt_tokens: int = Field(768, ge=1, description="Context at which a rollout stops with `context_limit`.")

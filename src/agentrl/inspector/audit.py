@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.inspector.audit_episodes import check_episodes
 from agentrl.inspector.audit_facts import GroupFacts, LedgerFacts, RunTally
 from agentrl.inspector.audit_groups import (
     Recomputed,
@@ -142,7 +143,7 @@ class _Audit:
     def _visit_records(self, facts: GroupFacts, *, now: datetime) -> None:
         verdicts = self.verdicts
         verdicts.count(Check.LEASES)
-        for check in (Check.RECORD_IDENTITY, Check.OUTCOMES, Check.COUNTERS):
+        for check in (Check.RECORD_IDENTITY, Check.OUTCOMES, Check.EPISODES, Check.COUNTERS):
             verdicts.count(check, len(facts.records))
         verdicts.add(check_identity(facts))
         verdicts.add(check_outcomes(facts.records))
@@ -153,6 +154,7 @@ class _Audit:
             self.counts["turns"] += len(record.turn_ids)
             verdicts.count(Check.TURN_CHAIN, len(record.turn_ids))
             verdicts.add(check_chain(record, facts))
+            verdicts.add(check_episodes(record, facts))
             if record.status is not RecordStatus.FAILED:  # a failed attempt is in Quarantine before it is given up
                 turn_ids = self._turns_in_use(record)
                 verdicts.add(check_late_work(turn_ids, self.refused, subject=record.id, what="committed"))

@@ -105,6 +105,10 @@ def _settlement_faults(facts: GroupFacts, settlement: GroupSettlement, recompute
     if settlement.scores:  # settlements of earlier versions kept neither scores nor reasons
         numbers.append("scores")
         yield from _reason_faults(settlement.untrained, expected.untrained)
+        if settlement.episode_scores != expected.episode_scores:
+            of_records = expected.episode_scores.items()
+            others = [key for key, scores in of_records if settlement.episode_scores.get(key) != scores]
+            yield f"scores by episode are not those of its Records; see {', '.join(others) or 'those without episodes'}"
     for name in numbers:
         yield from _number_faults(name, getattr(settlement, name), getattr(expected, name))
     if settlement.engines and settlement.engines != expected.engines:

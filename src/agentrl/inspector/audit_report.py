@@ -31,6 +31,7 @@ class Check(StrEnum):
     TURN_CHAIN = "turn_chain"
     COUNTERS = "counters"
     OUTCOMES = "outcomes"
+    EPISODES = "episodes"
     POLICY_VERSIONS = "policy_versions"
     LATE_WORK = "late_work"
     QUARANTINED_ENGINES = "quarantined_engines"
@@ -53,6 +54,7 @@ TITLES: Mapping[Check, tuple[str, str]] = {
     Check.TURN_CHAIN: ("turns", "committed turns are there, in order, fenced, and their tokens are accounted for"),
     Check.COUNTERS: ("records", "token, tool-call and cost counters equal the sums over turns"),
     Check.OUTCOMES: ("records", "failed Records have a typed reason and no score, finished ones a score"),
+    Check.EPISODES: ("records", "episodes add up to their Record: its turns, scores, answer and counters"),
     Check.POLICY_VERSIONS: ("versions", "every policy version that sampled a token was published"),
     Check.LATE_WORK: ("entries", "work that a fence refused was neither committed nor trained"),
     Check.QUARANTINED_ENGINES: ("rows", "no step planned after an engine's quarantine trains what it spoiled"),

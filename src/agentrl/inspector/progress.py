@@ -88,6 +88,7 @@ def describe_step(progress: RunProgress) -> str:
     metrics = progress.steps[-1].metrics
     parts = [f"step {progress.step}/{progress.max_steps}"]
     parts += [f"{label} {metrics[name]:.3f}" for name, label in _STEP_NUMBERS if name in metrics]
+    parts += [f"by episode {scores}" for scores in [_episode_scores(metrics)] if scores]
     parts += [text for text in (_rate(progress), _remaining(progress)) if text]
     alarms = [f"    alarm {describe_alarm(alarm)}" for alarm in progress.steps[-1].alarms]
     return "\n".join(["  ".join(parts), *alarms])
@@ -148,7 +149,17 @@ def _reward_line(progress: RunProgress) -> Text:
     line = Text("reward      ")
     line.append(f"{rewards[-1]:.3f} ", style="bold green")
     line.append(sparkline(recent, low=min(0.0, *recent), high=max(1.0, *recent)), style="green")
+    if scores := _episode_scores(progress.steps[-1].metrics):
+        line.append(f"  by episode {scores}")
     return line
+
+
+def _episode_scores(metrics: Mapping[str, float]) -> str:
+    """The mean score of each episode of the step's meta-episodes, the first one first."""
+    scores: list[str] = []
+    while (name := f"score_episode_{len(scores) + 1}") in metrics:
+        scores.append(f"{metrics[name]:.3f}")
+    return " > ".join(scores)
 
 
 def _flow_line(progress: RunProgress) -> Text:

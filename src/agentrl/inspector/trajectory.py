@@ -20,8 +20,10 @@ from agentrl.inspector.records import score_text
 from agentrl.protocols import ReadStore
 from agentrl.types import (
     BRANCH,
+    EPISODE,
     FINAL_ANSWER,
     DispatchedSamplingTask,
+    EpisodeResult,
     GroupSettlement,
     Record,
     Task,
@@ -108,6 +110,8 @@ def _turn(turn: Turn) -> Iterator[RenderableType]:
             notes.append(f"mean log-prob {math.fsum(tokens.logprobs) / len(tokens.logprobs):.3f}")
     if BRANCH in model.request:
         notes.append("new context: {strategy}, because of {because}".format(**model.request[BRANCH]))
+    if EPISODE in model.request:
+        notes.append("episode {number} begins: the one before ended with {after}".format(**model.request[EPISODE]))
     if FINAL_ANSWER in model.request:
         notes.append(f"final answer, because of {model.request[FINAL_ANSWER]}")
     yield Rule(style="dim")
@@ -136,6 +140,8 @@ def _outcome(trajectory: Trajectory) -> RenderableType:
     table.add_row(Text("stopped", style="dim"), plain(stop + (f": {record.error}" if record.error else "")))
     table.add_row(Text("answer", style="dim"), plain(record.answer if record.answer is not None else "-"))
     table.add_row(Text("score", style="dim"), score_text(record.score))
+    for number, episode in enumerate(record.episodes):
+        table.add_row(Text(f"episode {number}", style="dim"), plain(_episode(episode)))
     if settlement is not None:
         table.add_row(Text("reward", style="dim"), Text(_number(settlement.rewards, record.id)))
         table.add_row(Text("advantage", style="dim"), Text(_number(settlement.advantages, record.id)))
@@ -143,6 +149,13 @@ def _outcome(trajectory: Trajectory) -> RenderableType:
         table.add_row(Text("group", style="dim"), Text(settlement.outcome.value + reason))
     table.add_row(Text("trained in", style="dim"), Text(_trained(trajectory)))
     return table
+
+
+def _episode(episode: EpisodeResult) -> str:
+    score = "not scored" if episode.score is None else f"score {episode.score:.3f}"
+    answer = "no answer" if episode.answer is None else f"answer {episode.answer}"
+    size = f"{episode.num_turns} turns, {episode.num_tool_calls} tool calls, {episode.num_completion_tokens} tokens"
+    return f"{answer}, {score}, stopped: {episode.stop_reason.value}, {size}"
 
 
 def _trained(trajectory: Trajectory) -> str:

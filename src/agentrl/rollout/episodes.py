@@ -85,7 +85,7 @@ def attempt_results(
 ) -> tuple[EpisodeResult, ...]:
     """What became of each attempt of a Record that stopped for this reason, not scored yet.
 
-    Attempts that were to come and found no room are among them, without turns and with score 0.
+    Attempts that were to come and found no room are among them, without turns.
     """
     starts = episode_starts(turns)
     spans = list(pairwise([0, *starts, len(turns)])) if turns else []
@@ -142,5 +142,10 @@ def _result(turns: Sequence[Turn], *, answer: str | None, stop_reason: StopReaso
 
 
 _LOST = EpisodeResult(
-    answer=None, score=0.0, stop_reason=StopReason.CONTEXT_LIMIT, num_turns=0, num_tool_calls=0, num_completion_tokens=0
+    answer=None,
+    score=None,
+    stop_reason=StopReason.CONTEXT_LIMIT,
+    num_turns=0,
+    num_tool_calls=0,
+    num_completion_tokens=0,
 )

@@ -66,7 +66,7 @@ class MetaEpisodeSampler(MCPSampler):
 
     async def _scored(self, episode: EpisodeResult, *, result: RolloutResult, turns: tuple[Turn, ...]) -> EpisodeResult:
         if not episode.num_turns:
-            return episode
+            return replace(episode, score=0.0)
         alone = replace(result, turns=turns, stop_reason=episode.stop_reason, answer=episode.answer)
         return replace(episode, score=await self.evaluate_record(alone))
 

@@ -129,3 +129,12 @@ def test_only_the_newest_alarms_are_shown():
 def test_a_run_whose_sampling_was_stopped_says_why() -> None:
     progress = replace(make_progress(), sampling_stopped="budget_tasks = 5 is used up")
     assert "stopped: budget_tasks = 5 is used up" in text_of(render_progress(progress))
+
+
+def test_the_mean_score_of_each_episode_is_shown_where_there_are_several():
+    step = make_step(1, at_s=0)
+    step = replace(step, metrics={**step.metrics, "score_episode_1": 0.25, "score_episode_2": 0.5})
+    progress = make_progress(step)
+    assert "by episode 0.250 > 0.500" in text_of(render_progress(progress))
+    assert "by episode 0.250 > 0.500" in describe_step(progress)
+    assert "by episode" not in describe_step(make_progress(make_step(1, at_s=0)))

@@ -6,7 +6,16 @@ from rich.console import Console
 from agentrl.errors import UnavailableError
 from agentrl.inspector import load_trajectory, render_records, render_trajectory
 from agentrl.store import MemoryStore
-from agentrl.types import GroupOutcome, GroupSettlement, RecordStatus, StepStatus, StopReason, TrainStep
+from agentrl.types import (
+    EPISODE,
+    EpisodeResult,
+    GroupOutcome,
+    GroupSettlement,
+    RecordStatus,
+    StepStatus,
+    StopReason,
+    TrainStep,
+)
 from factories import make_record, make_sequence, make_task, make_turn
 
 
@@ -41,6 +50,23 @@ async def store_with_one_group() -> tuple[MemoryStore, str]:
     step = TrainStep(step=1, status=StepStatus.PLANNED, policy_version=0, task_ids=(task.id,), sequence_ids=(row.id,))
     await store.commit_step(replace(await store.plan_step(step), status=StepStatus.COMMITTED))
     return store, good.id
+
+
+async def test_a_meta_episode_shows_what_became_of_each_episode():
+    store, record_id = await store_with_one_group()
+    shown = await load_trajectory(store, record_id=record_id)
+    last = EpisodeResult(
+        answer="42", score=1.0, stop_reason=StopReason.ANSWER, num_turns=1, num_tool_calls=0, num_completion_tokens=2
+    )
+    first = replace(last, answer=None, score=0.0, stop_reason=StopReason.MAX_TURNS, num_tool_calls=1)
+    turns = list(shown.turns)
+    mark = {EPISODE: {"number": 1, "after": "max_turns"}}
+    turns[1] = replace(turns[1], model=replace(turns[1].model, request=mark))
+    meta = replace(shown, record=replace(shown.record, episodes=(first, last)), turns=tuple(turns))
+    text = text_of(render_trajectory(meta))
+    assert "episode 1 begins: the one before ended with max_turns" in text
+    assert "no answer, score 0.000, stopped: max_turns, 1 turns, 1 tool calls, 2 tokens" in text
+    assert "answer 42, score 1.000, stopped: answer" in text
 
 
 async def test_names_from_a_task_file_are_shown_literally():

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import ReflectionConfig, RolloutConfig, RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inspector.audit import audit_run
-from agentrl.rollout import AsyncSampler, Conversation, MCPSampler
-from agentrl.rollout.custom import load_sampler
+from agentrl.rollout import AsyncSampler, Conversation, MCPSampler, MetaEpisodeSampler
+from agentrl.rollout.custom import load_sampler, sampler_of
 from agentrl.store import MemoryStore
 from agentrl.types import RecordStatus, StopReason, TaskClaim
 from factories import make_task
@@ -130,6 +131,20 @@ async def test_an_environment_that_says_something_else_after_a_takeover_is_a_typ
 
 def test_without_a_module_the_sampler_is_the_default() -> None:
     assert load_sampler(None) is MCPSampler
+    assert sampler_of(RunConfig()) is MCPSampler
+
+
+def test_episodes_are_made_by_a_sampler_that_knows_them(tmp_path: Path) -> None:
+    meta = ReflectionConfig(episodes=3)
+    assert sampler_of(RunConfig(reflection=meta)) is MetaEpisodeSampler
+    assert sampler_of(RunConfig(reflection=ReflectionConfig(episode_unit="step"))) is MetaEpisodeSampler
+    own = tmp_path / "own.py"
+    own.write_text("from agentrl.rollout import MetaEpisodeSampler\nclass Own(MetaEpisodeSampler): ...\n")
+    config = RunConfig(reflection=meta, rollout=RolloutConfig(sampler_module=str(own)))
+    assert sampler_of(config).__name__ == "Own"
+    with_a_loop_of_its_own = RunConfig(reflection=meta, rollout=RolloutConfig(sampler_module=str(EXAMPLE)))
+    with pytest.raises(ConfigError, match=r"episodes = 3.*derive it from MetaEpisodeSampler"):
+        sampler_of(with_a_loop_of_its_own)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -54,3 +55,12 @@ def test_reward_is_left_out_where_nothing_was_scored() -> None:
     metrics = group_metrics([settled("a", rewards=(), outcome=GroupOutcome.DROPPED, reason="all_failed", num_failed=2)])
 
     assert "reward" not in metrics
+
+
+def test_scores_by_episode_are_means_over_the_records_that_have_it() -> None:
+    group = settled("a", rewards=(1.0, 0.0))
+    scores = {"a/g0": (0.0, 1.0), "a/g1": (0.5,)}
+    metrics = group_metrics([replace(group, settlement=replace(group.settlement, episode_scores=scores))])
+
+    assert (metrics["score_episode_1"], metrics["score_episode_2"]) == (0.25, 1.0)
+    assert "score_episode_3" not in metrics
