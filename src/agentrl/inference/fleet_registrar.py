@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from agentrl.errors import EngineError, EngineErrorKind, StoreError
 from agentrl.fleets import read_weight_label, weight_label
 from agentrl.inference.canary import CanarySettings
-from agentrl.inference.client import EngineClient
+from agentrl.inference.client import EngineClient, EngineLoad
 from agentrl.inference.fleet_canary import FleetCanaries
 from agentrl.inference.fleet_view import FleetReader, RunView, plan_for
 from agentrl.inference.registrar import UPDATE_TIMEOUT_S
+from agentrl.inference.service_loops import BACKOFF_FIRST_S, GOODBYE_TIMEOUT_S, load_of, longer, run_until
 from agentrl.pacing import Pace
 from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
 
@@ -36,11 +37,7 @@ logger = logging.getLogger(__name__)
 REVIEW_S = 1.0
 DRAIN_POLL_S = 0.2
 AVOID_S = 30.0
-_BACKOFF_FIRST_S = 0.2
-_BACKOFF_MAX_S = 5.0
-_BACKOFF_QUARANTINED_MAX_S = 30.0  # each attempt loads the weights again
 _LOADING_IS_NO_USE = {EngineErrorKind.REJECTED, EngineErrorKind.INVALID_SAMPLE}
-_GOODBYE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +73,12 @@ async def run_fleet_registrar(
         client=client, reader=reader, service_id=service_id, engine=engine, dwell_s=dwell_s, canaries=canaries
     )
     try:
-        async with asyncio.TaskGroup() as group:
-            loops = [
-                group.create_task(registrar.follow(poll_s=poll_s), name=f"follow {service_id}"),
-                group.create_task(registrar.beat(heartbeat_s=heartbeat_s), name=f"heartbeat {service_id}"),
-                group.create_task(registrar.watch(interval_s=canary.interval_s), name=f"canary {service_id}"),
-            ]
-            await stop.wait()
-            for loop in loops:
-                loop.cancel()
+        loops = {
+            f"follow {service_id}": registrar.follow(poll_s=poll_s),
+            f"heartbeat {service_id}": registrar.beat(heartbeat_s=heartbeat_s),
+            f"canary {service_id}": registrar.watch(interval_s=canary.interval_s),
+        }
+        await run_until(stop, loops=loops)
     finally:
         await registrar.say_goodbye()
         await reader.close()
@@ -111,21 +105,20 @@ class FleetRegistrar:
 
     async def follow(self, *, poll_s: float) -> None:
         """Keep the service at the weights the plan gives it."""
-        backoff_s = _BACKOFF_FIRST_S
+        backoff_s = BACKOFF_FIRST_S
         pace = Pace(shortest_s=poll_s, longest_s=poll_s)
         while True:
             try:
                 if await self._is_due() and await self._review():
                     pace.reset()
-                backoff_s, pause_s = _BACKOFF_FIRST_S, pace.pause()
+                backoff_s, pause_s = BACKOFF_FIRST_S, pace.pause()
             except (EngineError, StoreError) as error:
                 logger.warning("service %s (%s): %s", self.service_id, self.client.base_url, error)
                 if isinstance(error, EngineError):
                     self.loaded = None
                 await self._announce()
                 is_quarantined = self.canaries.has_quarantine(self.views)
-                longest_s = _BACKOFF_QUARANTINED_MAX_S if is_quarantined else _BACKOFF_MAX_S
-                pause_s, backoff_s = backoff_s, min(longest_s, backoff_s * 2)
+                pause_s, backoff_s = backoff_s, longer(backoff_s, is_quarantined=is_quarantined)
             await asyncio.sleep(pause_s)
 
     async def beat(self, *, heartbeat_s: float) -> None:
@@ -156,7 +149,7 @@ class FleetRegistrar:
         """Mark the service DOWN everywhere, bounded."""
         self.loaded = None
         try:
-            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await self._announce()
         except TimeoutError:
             logger.warning("service %s could not be marked DOWN in every run", self.service_id)
@@ -339,19 +332,16 @@ class FleetRegistrar:
     async def _announce(self) -> None:
         """Tell every run what is true for it."""
         async with self._announcing:
-            num_running = num_waiting = 0
+            load = None
             if self.loaded is not None:
-                try:
-                    load = await self.client.load()
-                    num_running, num_waiting = load.num_running, load.num_waiting
-                except EngineError as error:
-                    logger.warning("service %s does not tell its load: %s", self.service_id, error)
+                load = await load_of(self.client, service_id=self.service_id)
+                if load is None:
                     self.loaded = None
             for view in list(self.views.values()):
                 version = None if self.loaded is None else self.loaded.versions.get(view.name)
                 status = self._status(view, version)
                 known = view.version if version is None else version
-                await self._put(view, status, version=known, num_running=num_running, num_waiting=num_waiting)
+                await self._put(view, status, version=known, load=load)
 
     def _status(self, view: RunView, version: int | None) -> ServiceStatus:
         if self.canaries.has_quarantine([view.name]):
@@ -361,9 +351,7 @@ class FleetRegistrar:
         is_newest = version == view.version and not self.is_draining
         return ServiceStatus.UP if is_newest else ServiceStatus.DRAINING
 
-    async def _put(
-        self, view: RunView, status: ServiceStatus, *, version: int, num_running: int = 0, num_waiting: int = 0
-    ) -> None:
+    async def _put(self, view: RunView, status: ServiceStatus, *, version: int, load: EngineLoad | None = None) -> None:
         canary = self.canaries.by_run[view.name]
         service = InferenceService(
             id=self.service_id,
@@ -371,8 +359,8 @@ class FleetRegistrar:
             status=status,
             policy_version=version,
             engine=self.engine,
-            num_running=num_running,
-            num_waiting=num_waiting,
+            num_running=0 if load is None else load.num_running,
+            num_waiting=0 if load is None else load.num_waiting,
             canary=canary.answer,
             last_good_s=canary.last_good_s,
         )

@@ -17,6 +17,7 @@ import logging
 from agentrl.errors import EngineError, EngineErrorKind, StoreError
 from agentrl.inference.canary import CanarySettings, ServiceCanary
 from agentrl.inference.client import EngineClient, ModelInfo
+from agentrl.inference.service_loops import BACKOFF_FIRST_S, GOODBYE_TIMEOUT_S, load_of, longer, run_until
 from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore
 from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
@@ -24,10 +25,6 @@ from agentrl.types import InferenceService, PolicyVersion, ServiceStatus
 logger = logging.getLogger(__name__)
 
 UPDATE_TIMEOUT_S = 600.0
-_BACKOFF_FIRST_S = 0.2
-_BACKOFF_MAX_S = 5.0
-_BACKOFF_QUARANTINED_MAX_S = 30.0  # each attempt loads the weights again
-_GOODBYE_TIMEOUT_S = 5.0
 _PARTIAL_UPDATE = "Weights were updated"  # SGLang: changed, though the call failed
 
 
@@ -50,17 +47,12 @@ async def run_registrar(
     checks = ServiceCanary(client, fleet, service_id=service_id, settings=canary)
     registrar = _Registrar(client, fleet, service_id=service_id, engine=engine, canary=checks)
     try:
-        async with asyncio.TaskGroup() as group:
-            loops = [
-                group.create_task(
-                    registrar.follow(poll_s=poll_s, num_registrars=num_registrars), name=f"follow {service_id}"
-                ),
-                group.create_task(registrar.beat(heartbeat_s=heartbeat_s), name=f"heartbeat {service_id}"),
-                group.create_task(registrar.watch(interval_s=canary.interval_s), name=f"canary {service_id}"),
-            ]
-            await stop.wait()
-            for loop in loops:
-                loop.cancel()
+        loops = {
+            f"follow {service_id}": registrar.follow(poll_s=poll_s, num_registrars=num_registrars),
+            f"heartbeat {service_id}": registrar.beat(heartbeat_s=heartbeat_s),
+            f"canary {service_id}": registrar.watch(interval_s=canary.interval_s),
+        }
+        await run_until(stop, loops=loops)
     finally:
         await registrar.say_goodbye()
 
@@ -85,7 +77,7 @@ class _Registrar:
 
     async def follow(self, *, poll_s: float, num_registrars: int) -> None:
         """Load every new version as soon as it is published."""
-        backoff_s = _BACKOFF_FIRST_S
+        backoff_s = BACKOFF_FIRST_S
         pace = Pace(shortest_s=poll_s, longest_s=poll_s)
         while True:
             try:
@@ -96,14 +88,13 @@ class _Registrar:
                         await self._bring_up(policy)
                     await self._announce()
                     pace.reset()
-                backoff_s, pause_s = _BACKOFF_FIRST_S, pace.pause(num_commands=num_registrars)
+                backoff_s, pause_s = BACKOFF_FIRST_S, pace.pause(num_commands=num_registrars)
             except (EngineError, StoreError) as error:
                 logger.warning("service %s (%s): %s", self._service_id, self._client.base_url, error)
                 if isinstance(error, EngineError):
                     self._served = None
                 await self._announce_quietly()
-                longest_s = _BACKOFF_QUARANTINED_MAX_S if self._canary.is_quarantined else _BACKOFF_MAX_S
-                pause_s, backoff_s = backoff_s, min(longest_s, backoff_s * 2)
+                pause_s, backoff_s = backoff_s, longer(backoff_s, is_quarantined=self._canary.is_quarantined)
             await asyncio.sleep(pause_s)
 
     async def beat(self, *, heartbeat_s: float) -> None:
@@ -135,7 +126,7 @@ class _Registrar:
         """Mark the service DOWN, bounded."""
         self._served = None
         try:
-            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await self._announce()
         except (StoreError, TimeoutError) as error:
             logger.warning("service %s could not be marked DOWN: %s", self._service_id, error)
@@ -214,13 +205,10 @@ class _Registrar:
     async def _announce(self) -> None:
         """Write what is known now: UP with the verified version, or DOWN."""
         async with self._announce_lock:
-            num_running = num_waiting = 0
+            load = None
             if self._served is not None:
-                try:
-                    load = await self._client.load()
-                    num_running, num_waiting = load.num_running, load.num_waiting
-                except EngineError as error:
-                    logger.warning("service %s does not tell its load: %s", self._service_id, error)
+                load = await load_of(self._client, service_id=self._service_id)
+                if load is None:
                     self._served = None
             await self._fleet.put_service(
                 InferenceService(
@@ -229,8 +217,8 @@ class _Registrar:
                     status=self._status(),
                     policy_version=self._last_version if self._served is None else self._served,
                     engine=self._engine,
-                    num_running=num_running,
-                    num_waiting=num_waiting,
+                    num_running=0 if load is None else load.num_running,
+                    num_waiting=0 if load is None else load.num_waiting,
                     canary=self._canary.answer,
                     last_good_s=self._canary.last_good_s,
                 )

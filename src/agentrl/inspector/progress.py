@@ -64,9 +64,9 @@ class RunProgress:
 
     @property
     def remaining(self) -> timedelta | None:
-        """Estimated time to the last step."""
+        """Estimated time to the last step; max_steps may have been lowered below the step that is reached."""
         pace = self.seconds_per_step
-        return None if pace is None else timedelta(seconds=round(pace * (self.max_steps - self.step)))
+        return None if pace is None else timedelta(seconds=round(pace * max(self.max_steps - self.step, 0)))
 
     @property
     def tokens_per_s(self) -> float | None:

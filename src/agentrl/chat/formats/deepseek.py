@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.chat.formats.interface import CallBlock, CallFormat, failed
-from agentrl.chat.formats.json_calls import decode, dump, request_with, why_unreadable
+from agentrl.chat.formats.json_calls import decode_call, dump, request_with
 from agentrl.types import ToolRequest, ToolSpec
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -36,13 +36,10 @@ class _DeepSeekFormat(CallFormat):
             reason = f"the tool call has no name before its arguments; {self.how}"
             return _unreadable(text, opening, name="", reason=reason)
         name = header["name"].strip()
-        try:
-            arguments, json_end = decode(text, header.end(), border=self.opens)
-        except (ValueError, RecursionError) as error:
-            border = _BORDER.search(text, header.end())
-            inner = text[header.end() : border.start() if border else len(text)]
-            reason = why_unreadable(error, inner, how=self.how)
-            return _unreadable(text, opening, name=name, reason=reason)
+        decoded = decode_call(text, header.end(), opens=self.opens, border=_BORDER, how=self.how)
+        if isinstance(decoded, str):
+            return _unreadable(text, opening, name=name, reason=decoded)
+        arguments, json_end = decoded
         fence = _FENCE_END.match(text, json_end)
         border = _BORDER.search(text, json_end)
         if border is None or border[0] == _BEGIN:

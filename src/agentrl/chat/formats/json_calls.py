@@ -127,6 +127,20 @@ def read_sequence(text: str, start: int, *, border: re.Pattern[str], how: str) -
     return CallSequence(requests=tuple(requests), end=closing.end() if closing else position, failure=None)
 
 
+def decode_call(
+    text: str, start: int, *, opens: re.Pattern[str], border: re.Pattern[str], how: str
+) -> tuple[Any, int] | str:
+    """The JSON value at `start` and where it ends; a str says to the model why there is none.
+
+    `opens` is where another call begins, `border` also where this one may end.
+    """
+    try:
+        return decode(text, start, border=opens)
+    except (ValueError, RecursionError) as error:
+        found = border.search(text, start)
+        return why_unreadable(error, text[start : found.start() if found else len(text)], how=how)
+
+
 def why_unreadable(error: ValueError | RecursionError, inner: str, *, how: str) -> str:
     """What to tell the model about a call whose JSON is `inner`."""
     if isinstance(error, RecursionError):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.chat.formats.interface import CallBlock, CallFormat, failed
-from agentrl.chat.formats.json_calls import decode, dump, request_with, why_unreadable
+from agentrl.chat.formats.json_calls import decode_call, dump, request_with
 from agentrl.types import ToolRequest, ToolSpec
 
 DEFAULT_SERVER = "tools"
@@ -42,13 +42,10 @@ class MiroRlFormat(CallFormat):
         if empty is not None:
             end = empty.end() + len(_CLOSE)
             return CallBlock(end=end, text_end=end, requests=(request_with(name, None),))
-        try:
-            arguments, json_end = decode(text, header.end(), border=self.opens)
-        except (ValueError, RecursionError) as error:
-            border = _BORDER.search(text, header.end())
-            inner = text[header.end() : border.start() if border else len(text)]
-            reason = why_unreadable(error, inner, how=self.how)
-            return _unreadable(text, opening, name=name, reason=reason)
+        decoded = decode_call(text, header.end(), opens=self.opens, border=_BORDER, how=self.how)
+        if isinstance(decoded, str):
+            return _unreadable(text, opening, name=name, reason=decoded)
+        arguments, json_end = decoded
         border = _BORDER.search(text, json_end)
         is_closed = border is not None and border[0] == _CLOSE
         rest = text[json_end : border.start() if border else len(text)].strip().removesuffix("</arguments>").strip()

@@ -12,7 +12,7 @@ from agentrl.cli.chaos.schedule import Target
 _COMMANDS = {"sample": Target.SAMPLER, "serve": Target.ENGINE, "train": Target.TRAINER}
 _DATABASES = frozenset({"mongod", "secantusd", "secantusd-py"})
 _ENTRY = "agentrl.cli.main"
-_WRAPPERS = ("accelerate.commands.launch",)  # starts the ranks, and is none
+_WRAPPERS = ("agentrl.train.launcher", "accelerate.commands.launch")  # they start the ranks, and are none
 _OWN_CHILDREN = ("agentrl.scoring", "multiprocessing")  # of samplers, besides tool servers
 
 

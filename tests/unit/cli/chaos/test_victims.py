@@ -19,6 +19,7 @@ ENTRY = ("python", "-m", "agentrl.cli.main")
         (("/bin/python3", "/venv/bin/secantusd-py", "--port", "1"), Target.DATABASE),
         (("/usr/bin/mongod", "--dbpath", "data"), Target.DATABASE),
         (("python", "-m", "accelerate.commands.launch", "-m", "agentrl.cli.main", "train", "demo"), None),
+        (("python", "-m", "agentrl.train.launcher", "-m", "agentrl.cli.main", "train", "demo"), None),
         (("python", "-m", "agentrl.cli.launch.guard", "15.0"), None),
         ((*ENTRY, "launch", "demo"), None),
         (("bash", "-c", "echo mongod"), None),
