@@ -46,8 +46,8 @@ def test_a_launch_survives_kill_9_and_sigterm(folder):
 
 
 def test_an_alarm_stops_a_launch_and_the_next_one_waits_for_a_resume_and_goes_on(folder):
-    collapse = ("--enable_sampling", "false", "--adv_scaling", "1e6")  # on rows that are there; the gradient jumps
-    with agentrl(folder, *LAUNCH, *collapse, "--on_alarm", "stop") as stopped:
+    on_known_rows = (*LAUNCH, "--enable_sampling", "false")  # a trainer alone
+    with agentrl(folder, *on_known_rows, "--adv_scaling", "1e6", "--on_alarm", "stop") as stopped:  # the gradient jumps
         shown, _ = stopped.communicate(timeout=DEADLINE_S)
     assert stopped.returncode == 3, shown
     message = r"agentrl: the stability watch ended run tiny after step (\d+) of 99: gradient_spike: gradient norm .* "
@@ -55,7 +55,7 @@ def test_an_alarm_stops_a_launch_and_the_next_one_waits_for_a_resume_and_goes_on
     assert ended, shown
     step = int(ended.group(1))
 
-    with agentrl(folder, *LAUNCH, "--on_alarm", "pause", "--max_steps", str(step + 2)) as last:
+    with agentrl(folder, *on_known_rows, "--on_alarm", "pause", "--max_steps", str(step + 2)) as last:
         read_until(last, f"continuing after step {step}")
         assert f"training goes on after step {step}, in spite of" in output_of(folder, "resume", "tiny")
         out = read_until(last, "agentrl eval tiny")

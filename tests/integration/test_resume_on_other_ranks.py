@@ -41,6 +41,12 @@ CHANGES: dict[str, tuple[Ranks, Ranks, dict[str, Any]]] = {
 }
 
 
+NUM_ROUNDED = 8
+"""Of 26,336 weights. A gradient near AdamW's epsilon (1e-8), where the median is 1e-3, is mostly rounding, and AdamW
+divides it by itself: such a weight moves by up to 1 % of the learning rate more or less. Adding gradients up in float64
+does not help, because the rounding is within one pass."""
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "start", num_key_value_heads=2)
@@ -58,7 +64,6 @@ class Place:
 
 
 def run_on(ranks: Ranks, place: Place, *, max_steps: int, model: dict[str, Any]) -> RunConfig:
-    # AdamW scales a gradient that is 0 up to rounding like any other: a small rate keeps that noise small.
     train = {"max_steps": max_steps, "save_steps": 2, "max_tokens": 48, "learning_rate": 1e-4, **ranks.train}
     config = run_config(
         place.base, model_dir=place.start, train=train, model=model, algo={"tasks_per_step": 2, "max_staleness": 9}
@@ -108,8 +113,9 @@ def test_a_run_goes_on_with_other_ranks(
         expected = load_file(steady.run.run_dir / "policy" / f"v{version}" / "model.safetensors")
         weights = load_file(changed.run.run_dir / "policy" / f"v{version}" / "model.safetensors")
         assert expected.keys() == weights.keys(), "a tied embedding is stored once"
-        largest = max((weights[name] - weight).abs().max().item() for name, weight in expected.items())
-        assert largest <= 2e-6, f"version {version}: {largest:g}"
+        differences = torch.cat([(weights[name] - weight).abs().flatten() for name, weight in expected.items()])
+        assert differences.max() <= 2e-6, f"version {version}: {differences.max():g}"
+        assert (differences > 1e-7).sum() <= NUM_ROUNDED, f"version {version}: {differences.sort().values[-20:]}"
     first, last = (AutoModelForCausalLM.from_pretrained(changed.run.run_dir / "policy" / f"v{v}") for v in (0, 4))
     assert last.lm_head.weight is last.model.embed_tokens.weight
     name = "model.layers.1.self_attn.q_proj.weight"
