@@ -70,10 +70,11 @@ def test_an_alarm_stops_a_launch_and_the_next_one_waits_for_a_resume_and_goes_on
 
 
 def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
-    with agentrl(folder, *LAUNCH, "--max_steps", "9") as again:
-        assert re.search(r"run tiny is complete: \d+ of 9 steps", read_until(again, "agentrl eval tiny"))
+    count = len((folder / "output" / "tiny" / "metrics.jsonl").read_text().splitlines())
+    with agentrl(folder, *LAUNCH, "--max_steps", str(count)) as again:
+        assert f"run tiny is complete: {count} of {count} steps" in read_until(again, "agentrl eval tiny")
         assert again.wait(timeout=DEADLINE_S) == 0
-    assert re.search(r"step (\d+)/\1 ", output_of(folder, "status", "tiny", "--once"))
+    assert f"step {count}/{count}" in output_of(folder, "status", "tiny", "--once")
     record = output_of(folder, "inspect", "tiny", "--limit", "1").split("agentrl inspect tiny ")[1].split()[0]
     shown = output_of(folder, "inspect", "tiny", record)
     assert "What is" in shown
