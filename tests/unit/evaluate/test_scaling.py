@@ -36,7 +36,8 @@ def test_every_number_of_a_turn_is_that_of_a_count_by_hand(rows):
         lost = sum(row[n - 1] and not row[n] for row in right) if n else 0
         assert (point.wrong_to_right, point.right_to_wrong) == (gained / len(rows), lost / len(rows))
         assert point.unanswered == sum(n >= len(row) or row[n].answer is None for row in rows) / len(rows)
-        assert point.total_tool_calls == pytest.approx(sum(a.num_tool_calls for row in rows for a in row[: n + 1]) / len(rows))  # fmt: skip
+        num_calls = sum(a.num_tool_calls for row in rows for a in row[: n + 1])
+        assert point.total_tool_calls == pytest.approx(num_calls / len(rows))
 
 
 @given(trajectories)

@@ -1,0 +1,99 @@
+"""A measurement of test-time scaling as a file and as a picture, so that several can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.errors import ConfigError
+from agentrl.evaluate.scaling import SamplePoint, TurnPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingReport:
+    """What one policy version makes of more turns and of more samples on one set of tasks."""
+
+    run_name: str
+    policy_version: int
+    temperature: float
+    num_questions: int
+    num_failed: int  # Records the system ended; they are in no mean
+    splits: tuple[str, ...]  # where its Records are
+    turns: tuple[TurnPoint, ...] = ()
+    samples: tuple[SamplePoint, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What the report is called beside others."""
+        greedy = " greedy" if self.temperature == 0 else ""
+        return f"{self.run_name} v{self.policy_version}{greedy}"
+
+
+_FORMAT: TypeAdapter[ScalingReport] = TypeAdapter(ScalingReport)
+
+
+def write_report(path: Path, report: ScalingReport) -> None:
+    """The report as JSON, written beside and renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    beside.write_bytes(_FORMAT.dump_json(report, indent=2) + b"\n")
+    beside.replace(path)
+
+
+def read_report(path: Path) -> ScalingReport:
+    """A report that was written by `write_report`. Raises ConfigError."""
+    try:
+        return _FORMAT.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a file that agentrl eval wrote") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(f"{path} is no report of agentrl eval: {where}: {first['msg'].lower()}") from None
+
+
+def draw_reports(path: Path, reports: Sequence[ScalingReport]) -> None:
+    """A PNG of the curves of all reports: accuracy by turn, and against the tool calls it took. Renamed into place."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(11.0, 4.4), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    by_turn, by_calls = figure.subplots(1, 2, sharey=True)
+    for index, report in enumerate(reports):
+        _draw_report(by_turn, by_calls, report, color=f"C{index}")
+    by_turn.set(xlabel="turn, or number of samples", ylabel="accuracy", ylim=(-0.02, 1.02))
+    by_turn.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_calls.set(xlabel="tool calls per question")
+    for axes in (by_turn, by_calls):
+        axes.grid(visible=True, alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*by_turn.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial.png")
+    figure.savefig(beside)
+    beside.replace(path)
+
+
+def _draw_report(by_turn: Axes, by_calls: Axes, report: ScalingReport, *, color: str) -> None:
+    turns, samples = report.turns, report.samples
+    curves: list[tuple[str, str, Sequence[Any], Sequence[float]]] = [
+        ("turn by turn", "o-", turns, [point.accuracy for point in turns]),
+        ("majority vote", "s--", samples, [point.accuracy for point in samples]),
+        ("pass@k", "^:", samples, [point.pass_at for point in samples]),
+    ]
+    for name, style, points, heights in curves:
+        if not points:
+            continue
+        label = f"{report.label}: {name}"
+        numbers = [point.turn if isinstance(point, TurnPoint) else point.samples for point in points]
+        by_turn.plot(numbers, heights, style, color=color, label=label, markersize=5)
+        by_calls.plot([point.total_tool_calls for point in points], heights, style, color=color, markersize=5)
