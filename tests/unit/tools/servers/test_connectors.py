@@ -1,4 +1,4 @@
-"""The web connectors against a local service that speaks as Serper and Jina do, and fails as they do."""
+"""The connectors against a local service that speaks as Serper, Jina and a retriever do, and fails as they do."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.tools.servers.connector import Connector
+from agentrl.tools.servers.retriever import retriever_service, retriever_tool
 from agentrl.tools.servers.serving import OperationError
 from agentrl.tools.servers.web_page import page_service, read_page_tool
 from agentrl.tools.servers.web_search import search_service, web_search_tool
@@ -85,6 +86,27 @@ async def test_a_page_is_read_with_the_key_as_bearer_token_and_cut(service):
     assert text.startswith("Emba\n\nxxx")
     assert text.endswith("[cut: the text has 5006 characters]")
     assert len(text) < 1100
+
+
+def retriever(service, *, max_chars=1000):
+    return retriever_tool(fast(retriever_service(service.url, timeout_s=5.0)), top_k=2, max_chars=max_chars).run
+
+
+async def test_a_retriever_is_asked_for_one_query_and_its_passages_are_shown_with_their_titles(service):
+    passages = [{"document": {"contents": f'"Emba {n}"\nA town\n on {n} rivers.'}, "score": 0.5} for n in range(3)]
+    service.reply = {"result": [passages]}
+    text = await retriever(service)({"query": "Emba"})
+    assert service.requests[0][1] == {"queries": ["Emba"], "topk": 2, "return_scores": True}
+    assert text == "[1] Emba 0: A town on 0 rivers.\n[2] Emba 1: A town on 1 rivers."
+    service.reply = {"result": [[]]}
+    assert await retriever(service)({"query": "x"}) == "No results."
+
+
+@pytest.mark.parametrize("reply", [[], {"result": []}, {"result": [[], []]}, {"result": [[{"document": "x"}]]}])
+async def test_what_is_no_list_of_passages_is_an_error_the_model_can_read(service, reply):
+    service.reply = reply
+    with pytest.raises(OperationError, match="no list of passages"):
+        await retriever(service)({"query": "x"})
 
 
 @pytest.mark.parametrize(
