@@ -1,18 +1,22 @@
 """`agentrl eval RUN_NAME`: the first and the newest policy of a run on its held-out tasks, side by side.
 
 Each version gets an inference engine of its own, so a run that is training is not disturbed. Records are kept under the
-split `eval-v<version>`: evaluating again only does what is missing, and `agentrl inspect` shows them.
+split `eval-v<version>...`: evaluating again only does what is missing, and `agentrl inspect` shows them. With
+`--reflection_turns` or `--parallel` the same is done for test-time scaling (evaluate_scaling.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +26,7 @@ from agentrl.cli.agents import browser_of, open_agents
 from agentrl.cli.calls import open_calls
 from agentrl.cli.connect import connection_string, open_run_store, prepared_store
 from agentrl.cli.console import UnwindingConsole
+from agentrl.cli.evaluate_scaling import add_scaling_arguments, scaling_request, show_reports
 from agentrl.cli.invocation import Invocation, positive_int
 from agentrl.cli.launch.processes import Processes, write_config
 from agentrl.cli.launch.supervisor import Guard, Supervisor
@@ -30,19 +35,30 @@ from agentrl.cli.prune import drop_database
 from agentrl.cli.service import run_interruptible
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
+from agentrl.config.sections import SAMPLING_BOUNDS
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.evaluate import EvaluationReport, evaluate
+from agentrl.evaluate.measure import measure_scaling
 from agentrl.inference import RoutedClient
 from agentrl.inspector.plain import plain
 from agentrl.protocols import Store
 from agentrl.rollout.custom import sampler_of
-from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
 from agentrl.types import PolicyVersion, ServiceStatus
 
 ENGINE_START_S = 180.0
 POLL_S = 0.2
 HEARTBEAT_AGE = timedelta(seconds=30)
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Work(Protocol[Result_co]):
+    """What is measured of one policy version."""
+
+    async def __call__(self, parts: RunParts, *, policy_version: int) -> Result_co:
+        """Measure the version that the parts' client serves."""
+        ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,28 +66,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN_NAME", nargs="?")
     parser.add_argument("--versions", default="0,latest", help="policy versions, comma separated (default: 0,latest)")
     parser.add_argument("--generations", type=positive_int, default=1, help="records per held-out task (default: 1)")
+    parser.add_argument(
+        "--temperature", type=_temperature, help="of every completion; 0 is greedy (default: the run's)"
+    )
+    add_scaling_arguments(parser)
 
 
 def run(invocation: Invocation) -> int:
     """Evaluate and print the comparison."""
     arguments = invocation.arguments
     console = UnwindingConsole(highlight=False)
-
-    work = _compare(
-        invocation.config,
-        versions=arguments.versions.split(","),
-        num_generations=arguments.generations,
-        console=console,
-    )
-    console.print(_table(run_interruptible(work)))
+    config = _with_temperature(invocation.config, temperature=arguments.temperature)
+    versions = arguments.versions.split(",")
+    request = scaling_request(arguments)
+    rows = read_task_file(config, "eval_file")
+    if request is None:
+        work = partial(evaluate, rows=rows, num_generations=arguments.generations, variant=_variant(arguments))
+        console.print(_table(run_interruptible(_measure_each(config, versions=versions, work=work, console=console))))
+        return 0
+    request.plan.check(config, rows=rows)
+    measure = partial(measure_scaling, rows=rows, plan=request.plan)
+    reports = run_interruptible(_measure_each(config, versions=versions, work=measure, console=console))
+    show_reports(reports, request=request, config=config, console=console)
     return 0
 
 
-async def _compare(
-    config: RunConfig, *, versions: Sequence[str], num_generations: int, console: Console
-) -> list[EvaluationReport]:
-    rows = read_task_file(config, "eval_file")
-    reports = []
+def _temperature(text: str) -> float:
+    low, high = SAMPLING_BOUNDS["temperature"]
+    try:
+        temperature = float(text)
+    except ValueError:
+        temperature = math.nan
+    if not low <= temperature <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}: needs a number from {low} to {high}; 0 is greedy")
+    return temperature
+
+
+def _with_temperature(config: RunConfig, *, temperature: float | None) -> RunConfig:
+    if temperature is None:
+        return config
+    preferred = {**config.inference.preferred_sampling_params, "temperature": temperature}
+    inference = config.inference.model_copy(update={"preferred_sampling_params": preferred})
+    return config.model_copy(update={"inference": inference})
+
+
+def _variant(arguments: argparse.Namespace) -> str:
+    """Keeps the Records of another temperature or number of generations apart."""
+    temperature = "" if arguments.temperature is None else f"-t{arguments.temperature:g}"
+    return temperature + (f"-g{arguments.generations}" if arguments.generations > 1 else "")
+
+
+async def _measure_each(
+    config: RunConfig, *, versions: Sequence[str], work: Work[Result], console: Console
+) -> list[Result]:
+    results = []
     async with open_run_store(config, may_start=True, must_exist=True) as store:
         if config.inference.inference_url is not None and await recent_services(store, younger_than=HEARTBEAT_AGE):
             raise UnavailableError(
@@ -79,11 +127,10 @@ async def _compare(
                 "evaluation would change their weights, so wait for the run or stop it"
             )
         for version in [await _policy(config, store=store, name=name) for name in versions]:
-            with console.status(f"policy v{version.version} on {len(rows)} held-out tasks"):
-                reports.append(
-                    await _evaluate(config, version=version, rows=rows, num_generations=num_generations, store=store)
-                )
-    return reports
+            with console.status(f"policy v{version.version} on {config.run.eval_file}"):
+                async with _open_parts(config, version=version, store=store) as parts:
+                    results.append(await work(parts, policy_version=version.version))
+    return results
 
 
 async def _policy(config: RunConfig, *, store: Store, name: str) -> PolicyVersion:
@@ -100,9 +147,8 @@ async def _policy(config: RunConfig, *, store: Store, name: str) -> PolicyVersio
     return PolicyVersion(version=int(name), path=str(path))
 
 
-async def _evaluate(
-    config: RunConfig, *, version: PolicyVersion, rows: Sequence[TaskRow], num_generations: int, store: Store
-) -> EvaluationReport:
+@asynccontextmanager
+async def _open_parts(config: RunConfig, *, version: PolicyVersion, store: Store) -> AsyncIterator[RunParts]:
     chat = ChatFormat.load(
         Path(version.path),
         chat_template=config.model.chat_template,
@@ -113,12 +159,11 @@ async def _evaluate(
         open_agents(config, store) as agents,
         _serving(config, version=version) as client,
     ):
-        parts = RunParts(
+        yield RunParts(
             config=config, store=store, toolbox=calls.toolbox, client=calls.paying(client), chat=chat,
             scoring=agents.scoring, sampler_class=sampler_of(config), caller=calls.caller,
             browser=browser_of(agents, chat=chat),
         )  # fmt: skip
-        return await evaluate(parts, rows=rows, policy_version=version.version, num_generations=num_generations)
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """Evaluation: the training rollout loop on held-out Tasks, with its own bookkeeping.
 
-Every evaluation is a split of its own (`eval-v<policy version>`) in the run's database: claimed, resumed and
+Every evaluation is a split of its own (`eval-v<policy version>...`) in the run's database: claimed, resumed and
 inspected like training, and its denominator is all Tasks, failures included.
 """
 
@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.rollout.dataset import TaskRow, build_tasks
+from agentrl.evaluate.split import sample_split
+from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
-from agentrl.rollout.worker import SamplerWorker
 from agentrl.types import Record, RecordStatus
 
 
@@ -34,20 +34,14 @@ class EvaluationReport:
 
 
 async def evaluate(
-    parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int, num_generations: int = 1
+    parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int, num_generations: int = 1, variant: str = ""
 ) -> EvaluationReport:
-    """Roll out every row under the weights the parts' client serves and report. Finished Records are not repeated."""
-    split = f"eval-v{policy_version}"
-    tasks = build_tasks(rows, split=split, epoch=0, num_generations=num_generations)
-    await parts.store.insert_tasks(tasks)
-    worker = SamplerWorker.build(
-        parts.config, split=split, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-        sampler_class=parts.sampler_class, scoring=parts.scoring, browser=parts.browser,
-    )  # fmt: skip
-    worker.call_tools_with(parts.caller)
-    async with worker.upkeep():
-        await worker.drain()
-    records = await parts.store.list_records(split=split, limit=len(tasks) * num_generations)
+    """Roll out every row under the weights the parts' client serves and report. Finished Records are not repeated.
+
+    `variant` ends the split's name: Records made under other settings do not count.
+    """
+    split = f"eval-v{policy_version}{variant}"
+    tasks, records = await sample_split(parts, rows=rows, split=split, num_generations=num_generations)
     kinds = {task.id: str(task.metadata["kind"]) for task in tasks if "kind" in task.metadata}
     return summarise(records, split=split, policy_version=policy_version, num_tasks=len(tasks), kinds=kinds)
 

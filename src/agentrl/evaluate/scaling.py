@@ -64,6 +64,7 @@ class TurnPoint:
     repeated_answers: float  # share that gives an answer it had given before
     invalid_actions: float  # share of the turn's model calls
     unanswered: float  # share without an answer at this turn
+    lost: float  # share for which there was no room for this turn; they are unanswered too
     tool_calls: float  # of this turn alone
     total_tool_calls: float  # of this and all earlier turns: the price of the point
 
@@ -155,6 +156,7 @@ def _turn_point(starts: Sequence[Sequence[Attempt]]) -> TurnPoint:
         repeated_answers=_mean([_repeats(start) for start in starts]),
         invalid_actions=sum(a.num_invalid_actions for a in last) / max(1, sum(a.num_model_calls for a in last)),
         unanswered=_mean([attempt.answer is None for attempt in last]),
+        lost=_mean([attempt.num_model_calls == 0 for attempt in last]),
         tool_calls=_mean([attempt.num_tool_calls for attempt in last]),
         total_tool_calls=_mean([sum(attempt.num_tool_calls for attempt in start) for start in starts]),
     )
