@@ -79,11 +79,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="turns, and samples, at test time (default: %(default)s)")
     parser.add_argument("--eval_settings", default="", help='settings of every evaluation, e.g. "--temperature 0.7"')
     parser.add_argument("--output_dir", type=Path, default=Path("output"))
-    parser.add_argument("settings", nargs="*", help="after --: settings of every launch")
-    arguments = parser.parse_args()
+    own, settings = split_at_dashes(sys.argv[1:])
+    arguments = parser.parse_args(own)
     study = Study(
         profile=arguments.profile, name=arguments.name, minutes=arguments.minutes, turns=arguments.turns,
-        settings=tuple(arguments.settings), eval_settings=tuple(shlex.split(arguments.eval_settings)),
+        settings=tuple(settings), eval_settings=tuple(shlex.split(arguments.eval_settings)),
         output_dir=arguments.output_dir,
     )  # fmt: skip
     reports: dict[str, list[ScalingReport]] = {}
@@ -94,6 +94,12 @@ def main() -> None:
                 reports.setdefault(variant, []).append(report)
                 sum_up(reports, out=arguments.out)
     print(markdown({variant: averaged(variant, found) for variant, found in reports.items()}))
+
+
+def split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and after the first `--`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end + 1 :]
 
 
 def run_one(study: Study, *, variant: str, seed: int) -> ScalingReport | None:
