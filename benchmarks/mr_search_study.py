@@ -1,6 +1,6 @@
 """Does training to reflect pay? Trains each variant with each seed, measures test-time scaling, and sums it up.
 
-    .venv/bin/python benchmarks/mr_search_study.py OUT --profile mr_search --seeds 0,1,2 [-- --setting value ...]
+    .venv/bin/python benchmarks/mr_search_study.py OUT --profile mr_search_laptop --seeds 0,1,2 [-- --setting value ...]
 
     mr       the profile as it is: several episodes, turn-level credit
     gamma0   the same, an episode is not paid for what later ones achieve
@@ -71,7 +71,7 @@ def main() -> None:
     """Train, evaluate, sum up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="results go to OUT.json and OUT.png")
-    parser.add_argument("--profile", default="mr_search")
+    parser.add_argument("--profile", default="mr_search_laptop")
     parser.add_argument("--name", default="study", help="start of every run's name (default: %(default)s)")
     parser.add_argument("--variants", default="mr,gamma0,single")
     parser.add_argument("--seeds", default="0,1,2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -85,15 +85,16 @@ def draw_reports(path: Path, reports: Sequence[ScalingReport]) -> None:
 
 def _draw_report(by_turn: Axes, by_calls: Axes, report: ScalingReport, *, color: str) -> None:
     turns, samples = report.turns, report.samples
-    curves: list[tuple[str, str, Sequence[Any], Sequence[float]]] = [
-        ("turn by turn", "o-", turns, [point.accuracy for point in turns]),
-        ("majority vote", "s--", samples, [point.accuracy for point in samples]),
-        ("pass@k", "^:", samples, [point.pass_at for point in samples]),
+    curves: list[tuple[str, str, Sequence[tuple[float, float, float, float]]]] = [
+        ("turn by turn", "o-", [(p.turn, p.total_tool_calls, p.accuracy, p.accuracy_error) for p in turns]),
+        ("majority vote", "s--", [(p.samples, p.total_tool_calls, p.accuracy, p.accuracy_error) for p in samples]),
+        ("pass@k", "^:", [(p.samples, p.total_tool_calls, p.pass_at, p.pass_at_error) for p in samples]),
     ]
-    for name, style, points, heights in curves:
-        if not points:
-            continue
-        label = f"{report.label}: {name}"
-        numbers = [point.turn if isinstance(point, TurnPoint) else point.samples for point in points]
-        by_turn.plot(numbers, heights, style, color=color, label=label, markersize=5)
-        by_calls.plot([point.total_tool_calls for point in points], heights, style, color=color, markersize=5)
+    for name, style, points in curves:
+        if points:
+            numbers, calls, heights, errors = zip(*points, strict=True)
+            label = f"{report.label}: {name}"
+            by_turn.errorbar(
+                numbers, heights, errors, fmt=style, color=color, label=label, markersize=5, elinewidth=0.8
+            )
+            by_calls.errorbar(calls, heights, errors, fmt=style, color=color, markersize=5, elinewidth=0.8)
