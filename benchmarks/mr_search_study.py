@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="turns, and samples, at test time (default: %(default)s)")
     parser.add_argument("--eval_settings", default="", help='settings of every evaluation, e.g. "--temperature 0.7"')
     parser.add_argument("--output_dir", type=Path, default=Path("output"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # so that the command under way is stopped too
     own, settings = split_at_dashes(sys.argv[1:])
     arguments = parser.parse_args(own)
     study = Study(

@@ -81,6 +81,12 @@ def test_a_complete_run_says_so_and_can_be_read_and_evaluated(folder):
     assert "turn 0" in shown
     shown = output_of(folder, "eval", "tiny", "--versions", "0", "--max_turns", "1")
     assert "v0" in shown
+    scaling = ("--versions", "0", "--max_turns", "1", "--reflection_turns", "1..2", "--temperature", "0")
+    shown = output_of(folder, "eval", "tiny", *scaling)
+    assert "tiny v0 greedy: turn by turn" in shown
+    report = json.loads((folder / "output/tiny/eval/v0-turns2-t0.json").read_text())
+    assert [(point["turn"], point["num_trajectories"]) for point in report["turns"]] == [(1, 8), (2, 8)]
+    assert (folder / "output/tiny/eval/scaling.png").is_file()
     assert "0 databases" in output_of(folder, "db", "prune"), "the evaluation's own database went with it"
     wait_until_nothing_is_left(folder)
 
