@@ -15,6 +15,7 @@ from agentrl.fleets import FleetRun, FleetRunStore
 from agentrl.protocols import Store
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.parts import RunParts
+from agentrl.rollout.spending import PaidClient, Spending
 from agentrl.tools import FunctionToolbox
 from agentrl.types import InferenceService, Recovery, ServiceStatus, TaskStatus
 from factories import make_task
@@ -49,6 +50,7 @@ class FleetWorld:
     stores: dict[str, Store] = field(default_factory=dict)
     engines: dict[str, ScriptedEngine] = field(default_factory=dict)
     configs: dict[str, RunConfig] = field(default_factory=dict)
+    spending: dict[str, Spending] = field(default_factory=dict)  # of runs that pay for their tokens
 
     async def add_run(
         self, run: FleetRun, store: Store, *, num_tasks: int, tasks_per_step: int = 1000, delay_s: float = 0.0
@@ -88,7 +90,7 @@ class FleetWorld:
             config=self.configs[run.name],
             store=self.stores[run.name],
             toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS),
-            client=self.engines[run.name],
+            client=PaidClient(self.engines[run.name], spending=self.spending.get(run.name, Spending())),
             chat=ChatFormat.load(self.model_dir),
         )
 

@@ -102,11 +102,15 @@ class ChatErrorKind(StrEnum):
 
 
 class ChatError(AgentRLError):
-    """No configured chat model gave a reply. `kind` says why; the message never holds a key."""
+    """No configured chat model gave a reply. `kind` says why; the message never holds a key.
 
-    def __init__(self, message: str, *, kind: ChatErrorKind) -> None:
+    `cost_nano_usd` is what it may have been billed all the same.
+    """
+
+    def __init__(self, message: str, *, kind: ChatErrorKind, cost_nano_usd: int = 0) -> None:
         super().__init__(message)
         self.kind = kind
+        self.cost_nano_usd = cost_nano_usd
 
     @property
     def retryable(self) -> bool:

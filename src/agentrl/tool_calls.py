@@ -111,11 +111,17 @@ class ToolRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the model gets back, and how it went."""
+    """What the model gets back, and how it went.
+
+    `items` (MCP content items as JSON, where the result is more than one text) and `structured` (its structured
+    content) are what `content` was made of: for whoever passes a result on. They are not stored.
+    """
 
     status: ToolStatus
     content: str
     error: str | None = None
+    items: tuple[Mapping[str, Any], ...] = ()
+    structured: Any = None
     origin: ResultOrigin = ResultOrigin.LIVE
     cost_nano_usd: int = 0
 

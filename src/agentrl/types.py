@@ -340,6 +340,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None  # what is drawn, where the engine draws by seed: 0 to 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,18 +106,42 @@ async def test_truncation_limits_the_choice_but_not_the_reported_logprob(target:
         assert_close(reply.logprobs, tiny_lm.expected_logprobs(target.reference(0), prompt, reply.output_ids))
 
 
-async def test_samples_follow_the_models_distribution(target: EngineTarget) -> None:
+@pytest.mark.parametrize("is_seeded", [False, True])
+async def test_samples_follow_the_models_distribution(target: EngineTarget, is_seeded: bool) -> None:
     prompt = random_prompt(random.Random(6), 12)
     probs = torch.softmax(tiny_lm.expected_logits(target.reference(0), prompt, [2])[0], dim=-1)
     draws = [
         reply.output_ids[0]
-        for reply in await asyncio.gather(*(target.generate(prompt, max_new_tokens=1) for _ in range(600)))
+        for reply in await asyncio.gather(
+            *(
+                target.generate(prompt, max_new_tokens=1, sampling_seed=seed if is_seeded else None)
+                for seed in range(600)
+            )
+        )
     ]
     counts = torch.bincount(torch.tensor(draws), minlength=tiny_lm.VOCAB_SIZE).double()
     common = probs > 0.02
     expected = 600 * probs.double()
     chi_square = ((counts - expected) ** 2 / expected)[common].sum().item()
     assert chi_square < 3 * int(common.sum())
+
+
+async def test_a_sampling_seed_decides_the_tokens_whatever_else_is_in_the_batch(target: EngineTarget) -> None:
+    if target.is_sglang:
+        pytest.skip("SGLang takes sampling_seed only with --enable-deterministic-inference, which needs a GPU")
+    prompts = [random_prompt(random.Random(8), length) for length in (3, 12, 40)]
+
+    async def seeded(prompt: list[int], *, seed: int) -> list[int]:
+        reply = await target.generate(prompt, temperature=1.2, max_new_tokens=30, ignore_eos=True, sampling_seed=seed)
+        return reply.output_ids
+
+    alone = [await seeded(prompt, seed=7) for prompt in prompts]
+    others = [target.generate(prompts[1], max_new_tokens=5 + count) for count in range(20)]
+    together, _ = await asyncio.gather(
+        asyncio.gather(*(seeded(prompt, seed=7) for prompt in prompts)), asyncio.gather(*others)
+    )
+    assert together == alone
+    assert await seeded(prompts[0], seed=8) != alone[0]
 
 
 async def test_penalties_and_biases_change_the_choice_as_defined(target: EngineTarget) -> None:

@@ -68,6 +68,17 @@ def work(request):
         reply_text(request, "done")
 
 
+def flood():
+    """Write a gigabyte that nobody asked for, once: a server started again behaves."""
+    if FAULT not in ("one_line", "many_lines") or Path(sys.argv[2]).exists():
+        return
+    Path(sys.argv[2]).touch()
+    log = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 4000}}
+    line = b"x" * 4096 if FAULT == "one_line" else json.dumps(log).encode("ascii") + b"\n"
+    for _ in range(1 << 18):
+        sys.stdout.buffer.write(line)
+
+
 def handle(request):
     method = request.get("method")
     if method == "initialize":
@@ -80,6 +91,7 @@ def handle(request):
         if FAULT == "slow_list":
             time.sleep(1)
         reply(request, result={"tools": tools()})
+        flood()
     elif method == "tools/call" and request["params"]["name"] == "count":
         counts.append(1)
         reply_text(request, str(len(counts)))

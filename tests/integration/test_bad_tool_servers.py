@@ -3,19 +3,27 @@
 import asyncio
 import json
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx2
+import psutil
 import pytest
 
 from agentrl.chat import ChatFormat
+from agentrl.cli.main import main
 from agentrl.config import InferenceConfig, RolloutConfig, ToolsConfig
 from agentrl.errors import ToolServerError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.sampler import MCPSampler
 from agentrl.store import MemoryStore
 from agentrl.tools import open_toolbox
+from agentrl.tools.gateway.calls import GatewayLimits
+from agentrl.tools.gateway.serving import serve_gateway
+from agentrl.tools.guard import BreakerState
+from agentrl.tools.servers.serving import listen
 from agentrl.types import Record, RecordStatus, StopReason, Task, ToolRequest, ToolStatus
 from left_behind import expect_nothing_left_behind
 from refusing_endpoint import refusing_endpoint
@@ -143,6 +151,24 @@ async def test_64_rollouts_on_a_fleet_of_bad_servers_all_end_typed_in_time_and_t
     assert all(record.error for record in failed)
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("one_line", "a line of more than"), ("many_lines", "bytes that answer no request")]
+)
+async def test_a_server_that_floods_while_no_call_is_under_way_is_ended_in_bounded_memory(
+    tmp_path, caplog, fault, reason
+):
+    process = psutil.Process()
+    before = process.memory_info().rss
+    toolbox = await open_servers(tmp_path, {"bad": stdio(fault, tmp_path / "flooded")})
+    async with asyncio.timeout(20):
+        while "was lost" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert reason in caplog.text
+    assert await count_in(toolbox) == "1"  # in the process that took its place
+    await toolbox.close()
+    assert process.memory_info().rss - before < 64 << 20
+
+
 async def test_a_server_that_never_initialises_is_refused_by_name_in_time(tmp_path):
     servers = {"mute": stdio("never_initialises", connect_timeout_s=1), "good": stdio("good")}
     async with asyncio.timeout(30):
@@ -171,6 +197,62 @@ async def test_a_short_rate_limit_is_waited_out_within_the_call(tmp_path):
         await toolbox.close()
     assert (result.status, result.content, endpoint.num_calls) == (ToolStatus.OK, "done", 3)
     assert set(endpoint.authorizations) == {"Bearer secret"}
+
+
+async def test_the_breaker_of_a_flapping_server_opens_lets_one_call_try_and_closes_again(tmp_path, caplog, capsys):
+    work = ToolRequest(call_id="1", name="work", arguments={})
+
+    async def call_many(count):
+        results = await asyncio.gather(*(toolbox.call(work, deadline_s=20) for _ in range(count)))
+        return Counter(result.status for result in results)
+
+    async def breaker_when(state):
+        while toolbox.breaker_states()["web"] is not state:
+            await asyncio.sleep(0.01)
+
+    async with refusing_endpoint(num_refusals=4) as endpoint, asyncio.timeout(30):
+        web = {"url": f"{endpoint.url}/402/mcp", "breaker_failures": 3, "breaker_pause_s": 0.5, "max_retries": 0}
+        toolbox = await open_servers(tmp_path, {"web": web})
+        assert await call_many(3) == {ToolStatus.QUOTA: 3}
+        async with gateway_over(toolbox) as base:
+            assert await call_many(20) == {ToolStatus.QUOTA: 20}
+            health, metrics = [await asyncio.to_thread(get, f"{base}/{path}") for path in ("health", "metrics")]
+            code = await asyncio.to_thread(main, ["tools", "doctor", f"{base}/mcp"])
+        assert endpoint.num_calls == 3  # none of the 20 was sent
+        assert health.json() == {"status": "degraded", "failures_in_a_row": {"web": 0}, "breakers": {"web": "open"}}
+        assert 'agentrl_gateway_breaker_open{server="web"} 1' in metrics.text
+        assert (code, "circuit breaker is open" in capsys.readouterr().out) == (1, True)
+        await breaker_when(BreakerState.HALF_OPEN)
+        assert await call_many(20) == {ToolStatus.QUOTA: 20}
+        assert endpoint.num_calls == 4  # one tried, and failed
+        await breaker_when(BreakerState.HALF_OPEN)
+        assert await call_many(20) == {ToolStatus.QUOTA: 19, ToolStatus.OK: 1}
+        assert toolbox.breaker_states() == {"web": BreakerState.CLOSED}
+        assert await call_many(20) == {ToolStatus.OK: 20}
+        await toolbox.close()
+    assert "fails again and again" in caplog.text
+    assert "tool server web answers again" in caplog.text
+
+
+@asynccontextmanager
+async def gateway_over(toolbox):
+    ready = asyncio.get_running_loop().create_future()
+    with listen("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(
+            serve_gateway(
+                toolbox, listener, token=None, limits=GatewayLimits(), on_ready=ready.set_result,
+                breakers=toolbox.breaker_states,
+            )
+        )  # fmt: skip
+        try:
+            yield await ready
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving}, timeout=10)
+
+
+def get(url):
+    return httpx2.get(url, timeout=10)
 
 
 @pytest.mark.parametrize("recovery", ["stateful", "stateless"])

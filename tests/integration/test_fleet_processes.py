@@ -31,7 +31,7 @@ def test_two_runs_share_one_sampler_and_one_engine_and_one_is_ended_by_its_budge
         agentrl(folder, "train", names["b"], *settings) as second,
     ):
         told, _ = second.communicate(timeout=DEADLINE_S)
-        assert second.returncode == 2, told
+        assert second.returncode == 4, told
         assert "step 3: sampling was stopped: budget_tasks = 5 is used up; 1 of tasks_per_step = 2" in told
         told, _ = first.communicate(timeout=DEADLINE_S)
         assert first.returncode == 0, told

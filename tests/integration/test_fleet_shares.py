@@ -10,10 +10,12 @@ from typing import cast
 
 import pytest
 
+from agentrl.config.prices import NANO_PER_USD, PriceTable
 from agentrl.config.secrets import masked
-from agentrl.errors import StoreError, UnavailableError
+from agentrl.errors import BudgetSpentError, StoreError
 from agentrl.fleets import FleetRun, FleetRunStatus, FleetUsage
 from agentrl.protocols import Store
+from agentrl.rollout.spending import Spending
 from agentrl.store import MemoryFleetRuns, MemoryStore, open_fleet_runs, open_store
 from agentrl.types import Record, RecordStatus, ServiceStatus, TaskStatus
 from factories import make_task
@@ -145,7 +147,7 @@ async def test_a_budget_of_tasks_is_kept_to_the_task_and_ends_the_trainer(world:
     await world.add_run(FleetRun(name="b"), MemoryStore(), num_tasks=100)
     trainer = Trainer(world.configs["a"], store, world.engines["a"])
     async with world.samplers(2):
-        with pytest.raises(UnavailableError, match=r"step 3: .*budget_tasks = 10 is used up; 2 of tasks_per_step = 4"):
+        with pytest.raises(BudgetSpentError, match=r"step 3: .*budget_tasks = 10 is used up; 2 of tasks_per_step = 4"):
             await trainer.steps(5)
         runs = await world.runs_when(lambda runs: runs["a"].status is FleetRunStatus.STOPPED)
         assert (runs["a"].reason, runs["a"].num_tasks) == ("budget_tasks = 10 is used up", 10)
@@ -209,6 +211,32 @@ async def test_a_budget_of_tokens_stops_a_run_once_it_is_sampled(world: FleetWor
     assert run.num_tokens >= 2000
     assert (await world.settled())["a"] < 200
     assert await cast("MemoryStore", world.stores["a"]).sampling_stop() == run.reason
+
+
+async def test_a_run_whose_money_is_spent_tells_its_trainer_and_goes_on_with_more(
+    world: FleetWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.fleet.RETRY_S", 1.0)
+    store = MemoryStore()
+    await world.add_run(FleetRun(name="a"), store, num_tasks=10)
+    await world.add_run(FleetRun(name="b"), MemoryStore(), num_tasks=20)
+    prices = PriceTable.model_validate({"model": {"*": {"per_call": 0.01}}})
+    world.spending["a"] = Spending(prices=prices, account=store, budget_usd=0.125)
+    async with world.samplers(2):
+        await world.settled_when(lambda counts: counts["b"] == 20)
+        await until(lambda: _is_stopped(store))
+        assert "budget_usd = 0.125 is spent: 0.12 used" in (await store.sampling_stop() or "")
+        assert await store.spent() == 12 * NANO_PER_USD // 100
+        assert await _has_nothing_running(store)
+        world.spending["a"] = replace(world.spending["a"], budget_usd=10)
+        await world.settled_when(lambda counts: counts["a"] == 10)
+        assert await store.sampling_stop() is None
+    records = await store.list_records(limit=100)
+    assert await store.spent() == sum(record.cost_nano_usd for record in records) == 40 * NANO_PER_USD // 100
+
+
+async def _is_stopped(store: MemoryStore) -> bool:
+    return await store.sampling_stop() is not None
 
 
 async def test_a_run_no_service_works_for_frees_its_places(world: FleetWorld) -> None:

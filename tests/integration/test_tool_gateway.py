@@ -1,6 +1,7 @@
 """`agentrl tools serve` as a process before real tool servers: both protocols, failures, abuse."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -8,14 +9,18 @@ import socket
 import threading
 import time
 
+import httpx2
 import psutil
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.config import ToolsConfig
 from agentrl.tools import open_toolbox
 from agentrl.types import ToolRequest, ToolStatus
-from gateway_process import TOKEN, client, running_gateway, tools_server, write_servers
+from gateway_process import TEST_SERVER, TOKEN, client, running_gateway, tools_server, write_servers
 
+STATEFUL_SERVER = TEST_SERVER.with_name("bad_tool_server.py")
 CALCULATOR = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
 
 
@@ -27,6 +32,7 @@ def base(tmp_path_factory):
             "math": CALCULATOR,
             "test": tools_server(timeout_s=1.5),
             "twin": tools_server(recovery="stateless", timeout_s=1.5),
+            "state": {"command": "python", "args": ["-S", str(STATEFUL_SERVER), "good"], "scope": "per_rollout"},
         },
     )
     with running_gateway(config, "--max-in-flight", "8") as url:
@@ -53,7 +59,7 @@ def wait_until(condition, *, seconds=20):
 
 def test_servers_and_tools_are_listed_as_agentdock_lists_them(base):
     with client(base) as http:
-        assert http.get("/mcpapi/servers").json() == {"servers": ["math", "test", "twin"]}
+        assert http.get("/mcpapi/servers").json() == {"servers": ["math", "test", "twin", "state"]}
         names = [tool["function"]["name"] for tool in http.get("/mcpapi/tools").json()["tools"]]
         one = http.get("/mcpapi/server/math/tools").json()
         missing = http.get("/mcpapi/server/nothing/tools")
@@ -76,6 +82,16 @@ def test_servers_and_tools_are_listed_as_agentdock_lists_them(base):
         ("test.echo", {"text": '{"error": "none"}'}, '{"error": "none"}'),
         ("test.echo", {"text": "{}"}, "{}"),
         ("calculator", {"expression": "6*7"}, 42),
+        ("test.numbers", {}, {"values": [1, 2]}),
+        (
+            "test.image",
+            {},
+            [
+                {"type": "text", "text": "before"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+                {"type": "text", "text": "after"},
+            ],
+        ),
     ],
 )
 def test_a_success_is_content_decoded_from_json_where_that_loses_nothing(base, tool, arguments, content):
@@ -152,6 +168,43 @@ async def test_mcp_clients_get_the_same_tools_and_typed_failures(base):
         await box.close()
 
 
+async def test_images_and_structured_content_pass_through_to_mcp_clients(base):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with (
+        httpx2.AsyncClient(headers=headers) as http,
+        Client(streamable_http_client(f"{base}/mcp", http_client=http)) as mcp,
+    ):
+        pictures = await mcp.call_tool("test.image", {})
+        numbers = await mcp.call_tool("test.numbers", {})
+    assert [item.type for item in pictures.content] == ["text", "image", "text"]
+    assert (pictures.content[1].data, pictures.content[1].mime_type) == ("aGk=", "image/png")
+    assert numbers.structured_content == {"values": [1, 2]}
+
+
+async def test_each_record_has_its_own_session_with_a_stateful_server_behind_the_gateway(base, tmp_path):
+    count = ToolRequest(call_id="1", name="count", arguments={})
+    gateway = {"url": f"{base}/mcp", "scope": "per_rollout", "auth_token": TOKEN}
+    box = await open_toolbox(ToolsConfig(mcp_config=write_servers(tmp_path, {"gateway": gateway})))
+    try:
+        async with box.for_record() as one, box.for_record() as other:
+            results = [await record.call(count, deadline_s=20) for record in (one, one, other, one)]
+            processes = stateful_processes()
+        assert [result.content for result in results] == ["1", "2", "1", "3"]
+        assert len(processes) == 2
+        await asyncio.to_thread(wait_until, lambda: not stateful_processes(), seconds=10)  # they end with their Record
+    finally:
+        await box.close()
+    assert [call(base, "state.count").json()["content"] for _ in range(2)] == [1, 1]  # no session, no state
+
+
+def stateful_processes():
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends while we look
+            found += [child.pid] if str(STATEFUL_SERVER) in child.cmdline() else []
+    return found
+
+
 def test_a_client_that_leaves_ends_its_call(base):
     before = metric(base, 'agentrl_gateway_calls_total{server="test",tool="test.hang",status="cancelled"')
     with client(base) as http, pytest.raises(Exception, match="timed out"):
@@ -220,7 +273,7 @@ def test_health_names_servers_that_fail(base):
         well = http.get("/health").json()
     assert degraded["status"] == "degraded"
     assert degraded["failures_in_a_row"]["twin"] >= 1
-    assert well == {"status": "ok", "failures_in_a_row": {"math": 0, "test": 0, "twin": 0}}
+    assert well == {"status": "ok", "failures_in_a_row": {"math": 0, "test": 0, "twin": 0, "state": 0}, "breakers": {}}
 
 
 def test_two_gateways_of_one_file_and_one_gateway_behind_another_work(base, tmp_path):

@@ -16,7 +16,7 @@ from agentrl.cli.fleet_connect import member_config, open_fleet
 from agentrl.cli.invocation import Invocation
 from agentrl.cli.service import run_service
 from agentrl.config import RunConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import BudgetSpentError, ConfigError
 from agentrl.fleets import FleetRun
 from agentrl.inference import RoutedClient
 from agentrl.pacing import longest_silence_s
@@ -25,6 +25,7 @@ from agentrl.rollout.browse import Browser
 from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.fleet import run_fleet_sampler
 from agentrl.rollout.parts import RunParts
+from agentrl.rollout.stopping import tell_budget_spent
 from agentrl.rollout.tool_calls import ToolCaller
 from agentrl.rollout.worker import sample_run
 from agentrl.scoring import load_scorers
@@ -88,7 +89,10 @@ def run(invocation: Invocation) -> int:
     sampler_class = sampler_of(config)
 
     async def body(stop: asyncio.Event) -> None:
-        async with open_rollout_parts(config, outlasts_until=stop) as parts:
+        async with (
+            _trainer_told(config, outlasts_until=stop),
+            open_rollout_parts(config, outlasts_until=stop) as parts,
+        ):
             run_parts = RunParts(
                 config=config, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
                 scoring=parts.agents.scoring, sampler_class=sampler_class, caller=parts.caller, browser=parts.browser,
@@ -96,6 +100,17 @@ def run(invocation: Invocation) -> int:
             await sample_run(run_parts, stop=stop)
 
     return run_service(config, process_name="sampler", body=body)
+
+
+@asynccontextmanager
+async def _trainer_told(config: RunConfig, *, outlasts_until: asyncio.Event) -> AsyncIterator[None]:
+    """Around a sampler's work: if it ends because the budget is spent, the run's trainer is told."""
+    try:
+        yield
+    except BudgetSpentError as refusal:
+        async with open_run_store(config, outlasts_until=outlasts_until) as store:
+            await tell_budget_spent(store, refusal, heartbeat_s=config.store.heartbeat_s)
+        raise
 
 
 def _run_fleet(config: RunConfig) -> int:
@@ -107,7 +122,10 @@ def _run_fleet(config: RunConfig) -> int:
             of_run = member_config(run, process=config)
             if of_run.rollout.scorer_module is not None:
                 load_scorers(of_run.rollout.scorer_module)
-            async with open_rollout_parts(of_run, outlasts_until=stop) as parts:
+            async with (
+                _trainer_told(of_run, outlasts_until=stop),
+                open_rollout_parts(of_run, outlasts_until=stop) as parts,
+            ):
                 yield RunParts(
                     config=of_run, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
                     scoring=parts.agents.scoring, sampler_class=sampler_of(of_run),

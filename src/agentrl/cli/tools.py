@@ -26,6 +26,7 @@ from agentrl.cli.tools_report import CallTrace, ServerCheck, print_call, print_c
 from agentrl.config import ToolsConfig
 from agentrl.errors import ConfigError, ToolServerError
 from agentrl.tools import McpToolbox, ServerConfig, load_server_configs, open_toolbox
+from agentrl.tools.gateway_health import gateway_problems
 from agentrl.tools.servers.serving import listen
 from agentrl.types import ToolRequest, ToolStatus
 
@@ -106,7 +107,9 @@ def _serve(config: ToolsConfig, arguments: argparse.Namespace) -> int:
 
     async def serve() -> None:
         async with _opened(config) as toolbox:
-            await serve_gateway(toolbox, listener, token=token, limits=limits, on_ready=announce)
+            await serve_gateway(
+                toolbox, listener, token=token, limits=limits, on_ready=announce, breakers=toolbox.breaker_states
+            )
 
     async def body(stop: asyncio.Event) -> None:
         await until_stopped(serve(), stop=stop)
@@ -183,6 +186,7 @@ async def _check_server(server: ServerConfig, config: ToolsConfig) -> ServerChec
     tools = tuple(toolbox.list_tools())
     await toolbox.close()
     problems = list(notes.lines) if tools else [*notes.lines, "it has no tools"]
+    problems += await gateway_problems(server)
     problems += [f"tool {tool.name} has no description: the model cannot know when to use it" for tool in tools
                  if not tool.description.strip()]  # fmt: skip
     return ServerCheck(server=server, start_s=start_s, tools=tools, problems=tuple(problems))

@@ -55,7 +55,9 @@ class EngineLoad:
 
 def sampling_params_json(params: SamplingParams) -> dict[str, Any]:
     """All sampling parameters, explicitly: a server's defaults must never decide what is sampled."""
+    seed = {} if params.seed is None else {"sampling_seed": params.seed}
     return {
+        **seed,
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,

@@ -11,7 +11,8 @@ from typing import Any
 GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
 _UNSUPPORTED = ("stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "custom_params", "beam_width")
-_IGNORED = ("sampling_seed", "stream_interval")
+_IGNORED = ("stream_interval",)
+_MAX_SEED = 2**63 - 1
 _DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 128,
     "temperature": 1.0,
@@ -30,6 +31,7 @@ _DEFAULTS: dict[str, Any] = {
     "spaces_between_special_tokens": True,
     "no_stop_trim": False,
     "logit_bias": {},
+    "sampling_seed": None,
 }
 
 
@@ -71,6 +73,7 @@ class EngineSampling:
     spaces_between_special_tokens: bool
     no_stop_trim: bool
     logit_bias: Mapping[int, float]
+    sampling_seed: int | None  # decides every draw of the request, whatever else is in the batch
 
     @property
     def is_greedy(self) -> bool:
@@ -123,6 +126,9 @@ def parse_sampling(raw: Mapping[str, Any] | None, *, vocab_size: int) -> EngineS
         spaces_between_special_tokens=_flag(values, "spaces_between_special_tokens"),
         no_stop_trim=_flag(values, "no_stop_trim"),
         logit_bias=_logit_bias(values["logit_bias"], vocab_size=vocab_size),
+        sampling_seed=None
+        if values["sampling_seed"] is None
+        else _integer(values, "sampling_seed", low=0, high=_MAX_SEED),
     )
 
 

@@ -1,5 +1,6 @@
 """Draws one token for every row of a batch of logits, with the log-probability SGLang reports. Uses torch.
 
+A row with a `sampling_seed` is drawn with numbers that its seed and the position decide, others from one generator.
 Order: penalties and biases -> / temperature -> log_softmax (this is what is reported) -> top-k, top-p, min-p -> draw.
 """
 
@@ -13,6 +14,7 @@ import torch
 from agentrl.inference.sequence import Sequence
 
 _MIN_LOGIT = float("-inf")
+_64_BITS = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,9 @@ class BatchSampler:
             else None
         )
         self._all_greedy = all(item.is_greedy for item in settings)
+        self._seeded = [
+            (row, item.sampling_seed) for row, item in enumerate(settings) if item.sampling_seed is not None
+        ]
         self._edits = [row for row, item in enumerate(settings) if item.edits_logits]
         self._truncates = any(item.truncates for item in settings)
         if self._truncates:
@@ -74,10 +79,20 @@ class BatchSampler:
         probs_NV = logprobs_NV.exp()
         if self._truncates:
             probs_NV = self._truncated(probs_NV)
-        ids_N = _draw_by_inversion(probs_NV, generator=generator)
+        ids_N = _draw_by_inversion(probs_NV, uniform_N=self._uniform(generator))
         if self._greedy_N is None:
             return ids_N
         return torch.where(self._greedy_N, logprobs_NV.argmax(dim=-1), ids_N)
+
+    def _uniform(self, generator: torch.Generator) -> torch.Tensor:
+        """One number in [0, 1) per row."""
+        uniform_N = torch.rand(len(self._sequences), generator=generator, device=generator.device, dtype=torch.float64)
+        if self._seeded:
+            seeded = [uniform_at(seed, len(self._sequences[row].output_ids)) for row, seed in self._seeded]
+            uniform_N[[row for row, _ in self._seeded]] = torch.tensor(
+                seeded, device=generator.device, dtype=torch.float64
+            )
+        return uniform_N
 
     def _truncated(self, probs_NV: torch.Tensor) -> torch.Tensor:
         """Zero what top-k, top-p and min-p exclude. The likeliest token always stays."""
@@ -89,12 +104,19 @@ class BatchSampler:
         return torch.zeros_like(probs_NV).scatter(-1, order_NV, sorted_NV.masked_fill(out_NV, 0.0))
 
 
-def _draw_by_inversion(probs_NV: torch.Tensor, *, generator: torch.Generator) -> torch.Tensor:
+def uniform_at(seed: int, position: int) -> float:
+    """Number `position` of the stream of `seed`, in [0, 1): SplitMix64 (Steele, Lea and Flood 2014)."""
+    mixed = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return ((mixed ^ (mixed >> 31)) >> 11) * 2.0**-53
+
+
+def _draw_by_inversion(probs_NV: torch.Tensor, *, uniform_N: torch.Tensor) -> torch.Tensor:
     """Inverse of the cumulative distribution at one uniform number per row; never a token of probability 0."""
     cumulative_NV = probs_NV.double().cumsum(dim=-1)
     total_N1 = cumulative_NV[:, -1:]
-    uniform_N1 = torch.rand(total_N1.shape, generator=generator, device=probs_NV.device, dtype=torch.float64)
-    threshold_N1 = torch.minimum(uniform_N1 * total_N1, total_N1 * (1 - 1e-12))
+    threshold_N1 = torch.minimum(uniform_N[:, None] * total_N1, total_N1 * (1 - 1e-12))
     ids_N1 = torch.searchsorted(cumulative_NV, threshold_N1, right=True)
     return ids_N1[:, 0].clamp(max=probs_NV.shape[-1] - 1)
 

@@ -21,6 +21,7 @@ process can take a half-finished Record over at any commit.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -87,6 +88,7 @@ class Agent:
     caller: ToolCaller | None = None  # how tool calls are made; None: live, without prices
     browser: Browser | None = None  # summarises long results and contexts
     leg_limits: LegLimits | None = None  # None: Records are sampled to their end
+    seed: int = 0  # of the run: with Record, attempt and turn it decides what a seeded engine draws
 
     def __post_init__(self) -> None:
         """Refuse, before work starts, a strategy that nobody here can carry out."""
@@ -238,7 +240,7 @@ async def take_turn(
 
 async def ask_model(record: Record, *, index: int, call: NextCall, agent: Agent) -> DispatchedSamplingTask:
     """One completion, as the Record's model call number `index`. Raises EngineError when no engine can answer."""
-    params = agent.sampling_params
+    params = replace(agent.sampling_params, seed=sampling_seed(record, turn=index, run_seed=agent.seed))
     started_at = agent.clock()
     reply = await agent.client.generate(
         GenerateRequest(
@@ -254,6 +256,12 @@ async def ask_model(record: Record, *, index: int, call: NextCall, agent: Agent)
         record, turn=index, call=call, reply=reply, text=text, params=params, started_at=started_at,
         finished_at=agent.clock(),
     )  # fmt: skip
+
+
+def sampling_seed(record: Record, *, turn: int, run_seed: int) -> int:
+    """The seed of a model call, 31 bits: the same for the same call of a rerun and of a takeover."""
+    digest = hashlib.sha256(f"{run_seed}/{record.id}/{record.attempt}/{turn}".encode())
+    return int.from_bytes(digest.digest()[:4]) >> 1
 
 
 def _model_dispatch(
@@ -278,7 +286,7 @@ def _model_dispatch(
         target=reply.service_id,
         status="ok",
         request={"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
-                 "max_new_tokens": params.max_new_tokens, **call.marks},
+                 "max_new_tokens": params.max_new_tokens, "seed": params.seed, **call.marks},
         response={"text": text, "num_cached_tokens": reply.num_cached_tokens, **_engine_times(reply)},
         started_at=started_at,
         finished_at=finished_at,

@@ -97,6 +97,7 @@ class Browser:
         except ChatError as error:
             return BrowseCall(
                 purpose=purpose, task=task, material=fitting, text="", target=self.model.models[0], failure=error,
+                cost_nano_usd=error.cost_nano_usd,
                 started_at=started_at, finished_at=self.clock(),
             )  # fmt: skip
         return BrowseCall(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from agentrl.algo.fair_share import Contender, choose_run, lifted
-from agentrl.errors import AgentRLError, StoreError, UserError
+from agentrl.errors import AgentRLError, BudgetSpentError, StoreError, UserError
 from agentrl.fleets import FleetRun, FleetRunStatus, FleetRunStore, FleetUsage
 from agentrl.pacing import Pace
 from agentrl.rollout.membership import Membership, joined
@@ -111,7 +111,9 @@ class FleetSampler:
         names = list(self.members)
         outcomes = await asyncio.gather(*(self.members[name][0].look() for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
-            if isinstance(outcome, _FAILURES):
+            if isinstance(outcome, BudgetSpentError):
+                await self._end_spending(name, outcome)
+            elif isinstance(outcome, _FAILURES):
                 await self._set_aside(name, outcome)
             elif outcome is not None:
                 raise outcome
@@ -198,6 +200,15 @@ class FleetSampler:
         except _FAILURES:
             logger.exception("run %s could not be left in order; its claims expire", name)
         logger.info("left run %s", name)
+
+    async def _end_spending(self, name: str, refusal: BudgetSpentError) -> None:
+        """A run whose `budget_usd` is spent: its trainer is told, and it is tried again later."""
+        self.told.pop(name, None)  # joining it again takes the reason back
+        try:
+            await self.members[name][0].tell_budget_spent(refusal)
+        except _FAILURES as error:
+            logger.warning("run %s: its trainer is not told that the budget is spent: %s", name, error)
+        await self._set_aside(name, refusal)
 
     async def _set_aside(self, name: str, error: Exception) -> None:
         """A failure of one run: try it again later, in this process. The other runs go on."""

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from agentrl.algo.admission import groups_to_admit
+from agentrl.errors import BudgetSpentError
 from agentrl.fleets import FleetRunStore, FleetUsage
 from agentrl.pacing import longest_silence_s
 from agentrl.rollout.parts import RunParts
+from agentrl.rollout.stopping import tell_budget_spent, tell_sampling_stopped
 from agentrl.rollout.worker import SamplerWorker, outstanding
 from agentrl.types import InferenceService, Record, ServiceStatus, TaskStatus, Turn
 
@@ -121,8 +123,13 @@ class Membership:
 
     async def tell_run(self, stopped: str | None) -> None:
         """Keep in the run's own database why nothing more is sampled; None: something is."""
-        if await self.parts.store.sampling_stop() != stopped:
-            await self.parts.store.put_run({"sampling_stopped": stopped})
+        await tell_sampling_stopped(self.parts.store, stopped)
+
+    async def tell_budget_spent(self, refusal: BudgetSpentError) -> None:
+        """The same where the run's own money is spent, unless another sampler goes on."""
+        await self.worker.say_stopped()
+        heartbeat_s = self.parts.config.store.heartbeat_s
+        await tell_budget_spent(self.parts.store, refusal, heartbeat_s=heartbeat_s)
 
     async def _newest_version(self) -> int:
         policy = await self.parts.store.latest_policy()

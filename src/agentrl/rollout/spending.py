@@ -145,7 +145,7 @@ class PaidChat:
                 if error.kind not in _BILLED_CHAT:
                     bill.cost_nano_usd = 0
         if failure is not None:
-            raise failure
+            raise ChatError(str(failure), kind=failure.kind, cost_nano_usd=bill.cost_nano_usd) from failure
         return replace(reply, cost_nano_usd=bill.cost_nano_usd)
 
     async def close(self) -> None:

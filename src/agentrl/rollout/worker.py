@@ -33,6 +33,7 @@ from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.parts import RunParts
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
 from agentrl.rollout.scoring import RecordScorer
+from agentrl.rollout.stopping import SAMPLER, STOPPED, tell_sampling_stopped
 from agentrl.rollout.tool_calls import ToolCaller
 from agentrl.types import ServiceStatus, TaskClaim, TaskStatus, Worker
 
@@ -70,6 +71,7 @@ async def sample_run(parts: RunParts, *, stop: asyncio.Event) -> None:
 
     Raises BudgetSpentError once no Record can go on.
     """
+    await tell_sampling_stopped(parts.store, None)
     worker = SamplerWorker.build(
         parts.config, split="train", store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
         sampler_class=parts.sampler_class, scoring=parts.scoring, browser=parts.browser,
@@ -122,6 +124,7 @@ class SamplerWorker:
             clock=_utc_now,
             scoring=scoring or RecordScorer(),
             browser=browser,
+            seed=config.run.seed,
         )
         runner = GroupRunner(
             config=config,
@@ -150,7 +153,7 @@ class SamplerWorker:
             try:
                 async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                     await self._release_claims()
-                    await self.store.put_worker(replace(self._describe(), num_running=0, phase="stopped"))
+                    await self.store.put_worker(replace(self._describe(), num_running=0, phase=STOPPED))
             except (StoreError, TimeoutError) as error:
                 logger.warning(
                     "claims not given back, their leases will run out: %s", str(error) or "no answer in time"
@@ -288,13 +291,23 @@ class SamplerWorker:
     def _describe(self) -> Worker:
         return Worker(
             id=self.owner,
-            kind="sampler" if self.split == "train" else "evaluator",
+            kind=SAMPLER if self.split == "train" else "evaluator",
             host=socket.gethostname(),
             pid=os.getpid(),
             num_running=self.runner.num_in_flight,
-            phase="sampling" if self.groups else "waiting",
+            phase=self._phase,
             started_at=self.started_at,
         )
+
+    @property
+    def _phase(self) -> str:
+        if self.groups:
+            return "sampling"
+        return "waiting" if self.refusal is None else STOPPED
+
+    async def say_stopped(self) -> None:
+        """Show the others that a refused worker without groups claims nothing more."""
+        await self.store.put_worker(self._describe())
 
     async def give_back(self) -> None:
         """Stop what runs and return it to the queue; whoever claims it next continues from the last turn."""

@@ -114,6 +114,7 @@ class Judge:
                 JudgeCall(
                     model=self.chat.models[0], status=error.kind.value, request=request, response={},
                     started_at=started_at, finished_at=self.clock(), error=str(error),
+                    cost_nano_usd=error.cost_nano_usd,
                 )
             )  # fmt: skip
             raise ScoringError(f"judge {prompt.name}: {error}") from error

@@ -19,7 +19,7 @@ import httpx2
 from agentrl.errors import ToolServerError
 from agentrl.tools.failures import CallFailedError
 from agentrl.tools.gateway_replies import read_call_reply
-from agentrl.tools.guard import CallGuard
+from agentrl.tools.guard import BreakerState, CallGuard
 from agentrl.tools.pool import ListedTool, all_or_first_error
 from agentrl.tools.requests import shorten
 from agentrl.tools.server_config import ServerConfig
@@ -51,6 +51,11 @@ class GatewayServer:
         self._client = httpx2.AsyncClient(headers=dict(config.headers), timeout=timeout, limits=limits)
         self._running: set[asyncio.Task[ToolResult]] = set()
         self._is_closed = False
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        """See ToolServer.breaker_state."""
+        return self._guard.breaker_state
 
     async def start(self) -> list[ListedTool]:
         """List the tools of every server, or of the chosen one; waits for a gateway that is still coming up."""

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 
 from agentrl.tools.failures import CallFailedError
 from agentrl.tools.requests import failure
@@ -53,6 +54,14 @@ class RateLimit:
         return start - now
 
 
+class BreakerState(StrEnum):
+    """Whether calls get through."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"  # the next call tries
+
+
 class CircuitBreaker:
     """Opens after `num_failures` failures in a row; after `pause_s` one call may try again."""
 
@@ -63,25 +72,34 @@ class CircuitBreaker:
         self._open_until = 0.0
         self._last: ToolStatus = ToolStatus.CRASHED
 
+    def state(self, now: float) -> BreakerState:
+        """As it is now."""
+        if self._failures_in_row < self._num_failures:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
+
     def blocked_by(self, now: float) -> ToolStatus | None:
         """The failure that holds it open; None lets the call through, and holds others back until it has ended."""
-        if self._failures_in_row < self._num_failures:
-            return None
-        if now < self._open_until:
+        state = self.state(now)
+        if state is BreakerState.OPEN:
             return self._last
-        self._open_until = now + self._pause_s
+        if state is BreakerState.HALF_OPEN:
+            self._open_until = now + self._pause_s
         return None
 
-    def note(self, status: ToolStatus, *, now: float) -> bool:
-        """Count an outcome; whether it has opened the breaker. Timeouts, limits and cancellation say nothing."""
+    def note(self, status: ToolStatus, *, now: float) -> BreakerState | None:
+        """Count an outcome; the state it has changed to, if it has. Timeouts, limits and cancellation say nothing."""
+        was_closed = self.state(now) is BreakerState.CLOSED
         if status in _ALIVE:
             self._failures_in_row = 0
-        if status not in _SERVER_FAILURES:
-            return False
-        self._failures_in_row += 1
-        self._last = status
-        self._open_until = now + self._pause_s
-        return self._failures_in_row == self._num_failures
+        elif status in _SERVER_FAILURES:
+            self._failures_in_row += 1
+            self._last = status
+            self._open_until = now + self._pause_s
+        is_closed = self._failures_in_row < self._num_failures
+        if is_closed == was_closed:
+            return None
+        return BreakerState.CLOSED if is_closed else BreakerState.OPEN
 
 
 class CallGuard:
@@ -93,6 +111,11 @@ class CallGuard:
         self._rate = None if server.rate_limit_per_s is None else RateLimit(server.rate_limit_per_s)
         self._breaker = CircuitBreaker(num_failures=server.breaker_failures, pause_s=server.breaker_pause_s)
 
+    @property
+    def breaker_state(self) -> BreakerState:
+        """Whether calls get through now."""
+        return self._breaker.state(asyncio.get_running_loop().time())
+
     async def call(self, tool: str, *, send: Send, deadline_s: float) -> ToolResult:
         """The result of `send`, within `deadline_s` and the server's `timeout_s`; never raises a failure."""
         loop = asyncio.get_running_loop()
@@ -101,7 +124,10 @@ class CallGuard:
             return failure(blocked_by, f"{tool} is not available at the moment ({blocked_by.value})")
         deadline = loop.time() + min(deadline_s, self._server.timeout_s)
         result = await self._call_until(deadline, tool=tool, send=send)
-        if self._breaker.note(result.status, now=loop.time()):
+        changed_to = self._breaker.note(result.status, now=loop.time())
+        if changed_to is BreakerState.CLOSED:
+            logger.warning("tool server %s answers again", self._server.name)
+        elif changed_to is BreakerState.OPEN:
             logger.warning(
                 "tool server %s fails again and again (%s): no calls for %g s",
                 self._server.name, result.error, self._server.breaker_pause_s,

@@ -13,8 +13,8 @@ import mcp_types as types
 
 from agentrl.errors import ToolServerError
 from agentrl.tools.failures import CallFailedError, failure_of_meta
-from agentrl.tools.guard import CallGuard
-from agentrl.tools.results import result_text
+from agentrl.tools.guard import BreakerState, CallGuard
+from agentrl.tools.results import content_items, result_text
 from agentrl.tools.server_config import ServerConfig
 from agentrl.tools.session import McpSession, SessionClosedError, SessionLostError
 from agentrl.types import Recovery, ToolResult, ToolStatus
@@ -43,6 +43,11 @@ class ToolServer(Protocol):
         """How it was configured."""
         ...
 
+    @property
+    def breaker_state(self) -> BreakerState:
+        """Whether its circuit breaker lets calls through."""
+        ...
+
     async def start(self) -> list[ListedTool]:
         """Connect and list the tools. Raises ToolServerError."""
         ...
@@ -69,6 +74,11 @@ class SharedServer:
         self._sessions = [
             McpSession(config, connect_timeout_s=connect_timeout_s, rng=rng) for _ in range(config.sessions)
         ]
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        """See ToolServer.breaker_state."""
+        return self._guard.breaker_state
 
     async def start(self) -> list[ListedTool]:
         """Connect every session; the tools of the first."""
@@ -114,6 +124,11 @@ class PerRolloutServer:
             reconnects=self.config.recovery is Recovery.STATELESS,
         )
 
+    @property
+    def breaker_state(self) -> BreakerState:
+        """See ToolServer.breaker_state."""
+        return self.guard.breaker_state
+
     async def start(self) -> list[ListedTool]:
         """List the tools with a session that nobody uses afterwards."""
         session = self.new_session()
@@ -155,6 +170,11 @@ class RecordSession:
         self._opening: asyncio.Task[list[types.Tool]] | None = None
         self._holds_slot = False
         self._is_closed = False
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        """That of its server: all Records share it."""
+        return self._server.breaker_state
 
     async def start(self) -> list[ListedTool]:
         """Open the session now, and list its tools."""
@@ -260,13 +280,14 @@ def _too_late(session: McpSession, tool: str, *, limit_s: float) -> CallFailedEr
 
 def _to_result(result: types.CallToolResult) -> ToolResult:
     text = result_text(result)
+    items, structured = content_items(result), result.structured_content
     if not result.is_error:
-        return ToolResult(status=ToolStatus.OK, content=text)
+        return ToolResult(status=ToolStatus.OK, content=text, items=items, structured=structured)
     message = text or "the tool reported an error"
     declared = failure_of_meta(result.meta, message)
     if declared is not None:
         raise declared
-    return ToolResult(status=ToolStatus.TOOL_ERROR, content=text, error=message)
+    return ToolResult(status=ToolStatus.TOOL_ERROR, content=text, error=message, items=items, structured=structured)
 
 
 async def all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

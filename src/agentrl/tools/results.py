@@ -1,8 +1,9 @@
-"""MCP results as text for the model."""
+"""MCP results as text for the model, and as they are for whoever passes them on."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import mcp_types as types
 
@@ -16,6 +17,14 @@ def result_text(result: types.CallToolResult) -> str:
     if result.structured_content is not None and not any(_is_text(item) for item in result.content):
         parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(parts)
+
+
+def content_items(result: types.CallToolResult) -> tuple[dict[str, Any], ...]:
+    """The items as JSON; none where there is nothing but one text, which `result_text` gives whole."""
+    match result.content:
+        case [] | [types.TextContent()]:
+            return ()
+    return tuple(item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in result.content)
 
 
 def _is_text(item: types.ContentBlock) -> bool:

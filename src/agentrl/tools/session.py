@@ -232,7 +232,7 @@ class McpSession:
         error = ConnectionError("the connection was lost") if life.cancelled() else life.exception()
         out_of_time = isinstance(error, TimeoutError) and self._num_connections == 0
         if not out_of_time or self._last_error == _NOT_STARTED:  # else: what failed before says more
-            reason = "the server closed the connection" if error is None else _describe(error)
+            reason = notes.flood or ("the server closed the connection" if error is None else _describe(error))
             self._last_error = reason + notes.describe()
         self._refusal = _refusal_of(error)
         if self._refusal is not None:

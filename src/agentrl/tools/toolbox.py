@@ -13,13 +13,14 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.config import ToolsConfig
 from agentrl.errors import ToolServerError
 from agentrl.protocols import Toolbox
 from agentrl.tools.config_file import load_server_configs
 from agentrl.tools.gateway_client import GatewayServer
+from agentrl.tools.guard import BreakerState
 from agentrl.tools.pool import ListedTool, PerRolloutServer, SharedServer, ToolServer, all_or_first_error
 from agentrl.tools.requests import ArgumentCheck, cut, failure, refuse
 from agentrl.tools.server_config import ServerConfig, SessionScope, TransportKind
@@ -68,6 +69,10 @@ class McpToolbox:
         """All tools, in the order of the configuration. Fixed after start."""
         return tuple(tool.spec for tool in self._tools.values())
 
+    def breaker_states(self) -> Mapping[str, BreakerState]:
+        """By server of the configuration, whether its circuit breaker lets calls through."""
+        return {server.config.name: server.breaker_state for server in self._servers}
+
     async def call(self, request: ToolRequest, *, deadline_s: float) -> ToolResult:
         """One call within `deadline_s` and the server's own `timeout_s`; the outcome is typed, never raised."""
         return await self.call_on({}, request, deadline_s=deadline_s)
@@ -84,10 +89,10 @@ class McpToolbox:
         tool = self._tools[request.name]
         server = own.get(tool.server, tool.server)
         result = await server.call(tool.remote_name, request.arguments, deadline_s=deadline_s)
-        return ToolResult(
-            status=result.status,
-            content=cut(result.content, max_chars=self._max_result_chars),
-            error=result.error,
+        content = cut(result.content, max_chars=self._max_result_chars)
+        is_cut = len(result.content) > self._max_result_chars
+        return (
+            replace(result, content=content, items=(), structured=None) if is_cut else replace(result, content=content)
         )
 
     @asynccontextmanager

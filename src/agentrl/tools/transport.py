@@ -17,13 +17,14 @@ from typing import Any, cast
 import anyio
 import httpx2
 from mcp.client.sse import sse_client
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.config.marks import LAUNCH_MARK
 from agentrl.tools.http_errors import CallErrorTransport
 from agentrl.tools.requests import shorten
 from agentrl.tools.server_config import ServerConfig, TransportKind
+from agentrl.tools.stdio import open_stdio
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,11 @@ class ConnectionNotes:
     def __init__(self, server_name: str) -> None:
         self.stderr = StderrTail(server_name)
         self.garbage: str | None = None
+        self.flood: str | None = None
+
+    def note_flood(self, reason: str) -> None:
+        """Keep why the server was ended."""
+        self.flood = reason
 
     def describe(self) -> str:
         """The notes as the end of an error message; empty if there are none."""
@@ -116,13 +122,12 @@ async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIter
         args=list(server.args),
         env={**server.env, **mark},
         cwd=server.cwd,
-        encoding_error_handler="replace",  # one bad byte must not end the session with all its calls
     )
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd, "rb", 0) as reader, os.fdopen(write_fd, "w") as errlog:
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: notes.stderr, reader)
         try:
-            async with stdio_client(parameters, errlog=errlog) as streams:
+            async with open_stdio(parameters, errlog=errlog, on_flood=notes.note_flood) as streams:
                 errlog.close()  # the child has its own copy; ours would hide its end
                 yield streams
         finally:

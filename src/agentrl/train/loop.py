@@ -11,6 +11,7 @@
 
     waits for                            bounded by                     then
     1    tasks_per_step settled groups   data_timeout_s                 UnavailableError, on every rank
+         which a spent budget ends early                                BudgetSpentError
     1-7  a database that is slow         db_timeout_s                   StoreError
     1-7  a database that is away         nothing                        goes on when it is back
     1-6  other ranks                     the process group's timeout    torch's error

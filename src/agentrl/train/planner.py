@@ -27,7 +27,7 @@ from agentrl.algo.row_faults import row_faults
 from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
 from agentrl.algo.trie import summarise_groups
 from agentrl.config.sections import RunConfig
-from agentrl.errors import ConfigError, UnavailableError
+from agentrl.errors import BudgetSpentError, ConfigError, UnavailableError
 from agentrl.pacing import Pace
 from agentrl.train.feed import StoreFeed
 from agentrl.train.group_metrics import group_metrics
@@ -90,7 +90,8 @@ class StepPlanner:
     def plan(self, step: int) -> StepPlan:
         """The plan of a step: the ledger's if there is one, else a new one, written before it is returned.
 
-        Raises UnavailableError if not enough groups settle within `data_timeout_s`, ConfigError if there are no rows.
+        Raises UnavailableError if not enough groups settle within `data_timeout_s`, BudgetSpentError if no more will,
+        ConfigError if there are no rows.
         """
         proposal, groups = self._proposal(step)
         entry = self._feed.call(lambda store: store.plan_step(proposal))
@@ -172,7 +173,7 @@ class StepPlanner:
             if unusable and not NO_DATA.intersection(unusable.values()):  # fresh groups, only without signal
                 deadline = min(time.monotonic() + timeout_s, last_deadline)
             if not unusable and over is not None:
-                raise UnavailableError(self._nothing_comes(step, num_groups=len(groups), reason=over))
+                raise BudgetSpentError(self._nothing_comes(step, num_groups=len(groups), reason=over))
             over = self._sampling_is_over()
             if not unusable and over is not None:
                 continue  # what settled just before counts
@@ -199,7 +200,7 @@ class StepPlanner:
         return (
             f"step {step}: sampling was stopped: {reason}; {num_groups} of tasks_per_step = "
             f"{self._config.algo.tasks_per_step} groups are settled and no more will be. Raise the budget "
-            "(agentrl fleet set) and start the trainer again, or use the run as it is"
+            "(--budget_usd of the sampler, agentrl fleet set) and start the trainer again, or use the run as it is"
         )
 
     def _unusable(

@@ -1,6 +1,6 @@
 import mcp_types as types
 
-from agentrl.tools.results import result_text
+from agentrl.tools.results import content_items, result_text
 
 
 def text(value):
@@ -28,6 +28,15 @@ def test_items_that_are_no_text_are_named():
         "[Resource: https://example.org/x]",
         "two",
     ]
+
+
+def test_items_are_kept_where_one_text_does_not_say_all():
+    image = types.ImageContent(type="image", data="aGk=", mime_type="image/png")
+    shown = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+    assert content_items(types.CallToolResult(content=[image])) == (shown,)
+    assert content_items(types.CallToolResult(content=[text("a"), image]))[1] == shown
+    assert content_items(types.CallToolResult(content=[text("a")])) == ()
+    assert content_items(types.CallToolResult(content=[])) == ()
 
 
 def test_structured_content_is_used_only_where_there_is_no_text():

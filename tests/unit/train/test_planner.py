@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl.config.sections import RunConfig
-from agentrl.errors import ConfigError, UnavailableError
+from agentrl.errors import BudgetSpentError, ConfigError, UnavailableError
+from agentrl.rollout.stopping import tell_budget_spent
 from agentrl.store import MemoryStore
 from agentrl.train.feed import StoreFeed
 from agentrl.train.planner import StepPlanner, supervised_batch
@@ -23,8 +24,9 @@ from agentrl.types import (
     SettledGroup,
     StepStatus,
     Task,
+    TaskClaim,
 )
-from factories import EPOCH_START
+from factories import EPOCH_START, make_task
 from tiny_model import random_row, run_config
 
 # --- supervised order -----------------------------------------------------------------------------------------------
@@ -245,6 +247,27 @@ def test_a_plan_made_before_a_quarantine_is_replayed_as_it_is(tmp_path: Path) ->
         feed.call(lambda opened: opened.raise_engine_quarantine(quarantine()))
 
         assert planner.plan(1).entry.sequence_ids == planned.entry.sequence_ids
+
+
+def test_a_trainer_whose_samplers_have_spent_the_budget_ends_once_no_group_is_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path, algo={"tasks_per_step": 1}, train={"data_timeout_s": 60})
+    refusal = BudgetSpentError("budget_usd = 5 is spent")
+    looks: list[tuple[str, int]] = []
+
+    async def refuse(store: MemoryStore) -> TaskClaim:
+        await store.insert_tasks([make_task("q1")])
+        (claim,) = await store.claim_tasks(split="train", owner="s", lease_s=60, limit=1)
+        await tell_budget_spent(store, refusal, heartbeat_s=5)
+        return claim
+
+    with open_planner(MemoryStore(), config, looks) as (planner, feed):
+        claim = feed.call(refuse)
+        monkeypatch.setattr(planner, "_sleep", lambda seconds: feed.call(lambda store: store.release_claim(claim)))
+        with pytest.raises(BudgetSpentError, match=f"step 1: sampling was stopped: {refusal}; 0 of tasks_per_step = 1"):
+            planner.plan(1)
+    assert looks == [("wait", 1)]  # for the group that was running
 
 
 def test_time_in_which_the_database_was_away_does_not_count_as_waiting_for_groups(

@@ -87,7 +87,8 @@ async def launch(config: RunConfig, *, console: Console) -> None:
             with phase(console, "stopping"):
                 await supervisor.stop()
     check_not_stopped(config, progress=progress)
-    check_not_spent(config, progress=progress, is_spent=supervisor.is_budget_spent)
+    is_spent = supervisor.is_budget_spent or progress.sampling_stopped is not None
+    check_not_spent(config, progress=progress, is_spent=is_spent)
     show_summary(console, config=config, progress=progress, uri=uri)
 
 
@@ -203,8 +204,9 @@ def with_database(config: RunConfig, *, uri: str) -> RunConfig:
 
 
 async def _describe_run(config: RunConfig, *, store: MongoStore) -> None:
-    """The Run document: what is being run, and since when."""
+    """The Run document: what is being run, and since when. A budget that ended the last launch may be larger now."""
     now = await store.server_time()
     known = await store.get_run()
     times = {} if known is not None else {"created_at": now}
-    await store.put_run({"run_name": config.run.run_name, "config": masked(config), "launched_at": now, **times})
+    facts = {"run_name": config.run.run_name, "config": masked(config), "launched_at": now, "sampling_stopped": None}
+    await store.put_run({**facts, **times})

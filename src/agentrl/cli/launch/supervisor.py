@@ -62,7 +62,7 @@ class ChildSpec:
     environ: Mapping[str, str]
     log_path: Path
     stop_stage: int = 0  # 0 stops first; a stage starts to stop when the one before is down
-    ends_run: bool = False  # exit code 0 means the run is complete, EXIT_STOPPED that an alarm ended it
+    ends_run: bool = False  # exit code 0: the run is complete; EXIT_STOPPED, EXIT_BUDGET: an alarm or a budget ended it
     spends: bool = False  # exit code EXIT_BUDGET means that it has no money left, and is not started again
     has_pulse: bool = False  # it touches the file that PULSE_FILE names (`cli/pulse.py`)
     while_stopping: Callable[[], object] = lambda: None  # called again and again between SIGTERM and its end
@@ -207,7 +207,7 @@ class Supervisor:
         """Restart the child until it ends the run (True) or fails too often in a row."""
         while True:
             code = await self._run(spec)
-            if spec.ends_run and code in {0, EXIT_STOPPED}:
+            if spec.ends_run and code in {0, EXIT_STOPPED, EXIT_BUDGET}:
                 return True
             if spec.spends and code == EXIT_BUDGET:
                 self._without_money[spec.name] = True

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mcp_types as types
+from mcp.server import ServerRequestContext
 from mcp.server.lowlevel import Server
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -26,19 +27,26 @@ from agentrl.tools.gateway.calls import GatewayBusyError, GatewayCalls, GatewayL
 from agentrl.tools.gateway.guard import HEALTH_PATH, RequestGuard
 from agentrl.tools.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from agentrl.tools.gateway.replies import call_body, error_body, http_status, mcp_result
+from agentrl.tools.guard import BreakerState
 from agentrl.tools.result_meta import RETRY_META, STATUS_META
 from agentrl.types import ToolResult
 
 MCP_PATH = "/mcp"
 API_PATH = "/mcpapi"
 _BUSY_RETRY_S = 1
+_TOOLBOX = "agentrl.toolbox"
 _CLIENT_GONE, _TOO_MANY, _NOT_FOUND, _BAD_REQUEST = 499, 429, 404, 400
 
 
-def gateway_app(toolbox: Toolbox, *, token: str | None, limits: GatewayLimits, host: str) -> RequestGuard:
+Breakers = Callable[[], Mapping[str, BreakerState]]
+
+
+def gateway_app(
+    toolbox: Toolbox, *, token: str | None, limits: GatewayLimits, host: str, breakers: Breakers = dict
+) -> RequestGuard:
     """The application over an open toolbox, to be served in the event loop that opened it."""
     metrics = GatewayMetrics()
-    endpoints = _Endpoints(GatewayCalls(toolbox, limits=limits, metrics=metrics), metrics)
+    endpoints = _Endpoints(GatewayCalls(toolbox, limits=limits, metrics=metrics), metrics, breakers=breakers)
     server: Server[Any] = Server(
         "agentrl-gateway", on_list_tools=endpoints.mcp_list_tools, on_call_tool=endpoints.mcp_call_tool
     )
@@ -46,6 +54,7 @@ def gateway_app(toolbox: Toolbox, *, token: str | None, limits: GatewayLimits, h
         streamable_http_path=MCP_PATH,
         json_response=True,
         max_request_body_size=limits.max_body_bytes,
+        session_idle_timeout=limits.session_idle_s,
         host=host,
         custom_starlette_routes=[
             Route(HEALTH_PATH, endpoints.health),
@@ -61,9 +70,10 @@ def gateway_app(toolbox: Toolbox, *, token: str | None, limits: GatewayLimits, h
 
 
 class _Endpoints:
-    def __init__(self, calls: GatewayCalls, metrics: GatewayMetrics) -> None:
+    def __init__(self, calls: GatewayCalls, metrics: GatewayMetrics, *, breakers: Breakers) -> None:
         self._calls = calls
         self._metrics = metrics
+        self._breakers = breakers
 
     # --- MCP ---
 
@@ -75,13 +85,27 @@ class _Endpoints:
             ]
         )
 
-    async def mcp_call_tool(self, _context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def mcp_call_tool(
+        self, context: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        toolbox = await self._session_toolbox(context)
         try:
-            return mcp_result(await self._calls.call(params.name, params.arguments or {}))
+            return mcp_result(await self._calls.call(params.name, params.arguments or {}, toolbox=toolbox))
         except GatewayBusyError as error:
             meta = {STATUS_META: "rate_limited", RETRY_META: _BUSY_RETRY_S}
             content = [{"type": "text", "text": f"error: {error}"}]
             return types.CallToolResult.model_validate({"content": content, "isError": True, "_meta": meta})
+
+    async def _session_toolbox(self, context: ServerRequestContext[Any, Any]) -> Toolbox | None:
+        """What belongs to the client's session, ended with it; None for a request without one (revision 2026)."""
+        connection = context.session._connection  # the SDK shows it to nobody but handlers of its high-level server
+        if connection.session_id is None:
+            return None
+        if _TOOLBOX not in connection.state:
+            entered = await connection.exit_stack.enter_async_context(self._calls.for_session())
+            connection.state[_TOOLBOX] = entered
+        toolbox: Toolbox = connection.state[_TOOLBOX]
+        return toolbox
 
     # --- /mcpapi ---
 
@@ -144,11 +168,14 @@ class _Endpoints:
 
     async def health(self, _request: Request) -> Response:
         servers = {name: self._metrics.failures_in_a_row(name) for name in self._calls.servers}
-        is_failing = any(servers.values())
-        return JSONResponse({"status": "degraded" if is_failing else "ok", "failures_in_a_row": servers})
+        breakers = {name: state for name, state in self._breakers().items() if state is not BreakerState.CLOSED}
+        status = "degraded" if breakers or any(servers.values()) else "ok"
+        return JSONResponse({"status": status, "failures_in_a_row": servers, "breakers": breakers})
 
     async def metrics(self, _request: Request) -> Response:
-        text = self._metrics.render(in_flight=self._calls.in_flight, waiting=self._calls.waiting)
+        text = self._metrics.render(
+            in_flight=self._calls.in_flight, waiting=self._calls.waiting, breakers=self._breakers()
+        )
         return PlainTextResponse(text, headers={"content-type": CONTENT_TYPE})
 
 

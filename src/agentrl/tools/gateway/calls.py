@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class GatewayLimits:
     call_timeout_s: float = 140.0  # clients of /mcpapi give up after 150 s: the answer must come first
     max_body_bytes: int = 4 * 1024 * 1024
     max_connections: int = 512
+    session_idle_s: float = 120.0  # an MCP session whose client has no connection open ends after this
     head_timeout_s: float = 20.0  # for a client to send the head of a request; seen at the latest after twice that
     body_timeout_s: float = 30.0  # for a client to send the rest
     send_timeout_s: float = 30.0  # for a client to take a piece of its reply
@@ -63,8 +65,15 @@ class GatewayCalls:
         """The tool of this name, bare or as server.tool."""
         return self._specs.get(name) or self._specs.get(self._names.get(name, ""))
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """One call; the outcome is typed. Cancelling it cancels the tool's call. Raises GatewayBusyError."""
+    def for_session(self) -> AbstractAsyncContextManager[Toolbox]:
+        """What `call` needs for the calls of one client's session, with the session's own `per_rollout` servers."""
+        return self._toolbox.for_record()
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, toolbox: Toolbox | None = None) -> ToolResult:
+        """One call; the outcome is typed. Cancelling it cancels the tool's call. Raises GatewayBusyError.
+
+        Without the `toolbox` of a session it has no state with `per_rollout` servers.
+        """
         if self.waiting >= self._limits.max_waiting:
             self._metrics.count_refused("busy")
             raise GatewayBusyError("the gateway is busy: try again later")
@@ -73,7 +82,7 @@ class GatewayCalls:
         began = time.monotonic()
         result = failure(ToolStatus.CANCELLED, "the client went away")
         try:
-            result = await self._call_in_slot(request, began=began)
+            result = await self._call_in_slot(request, toolbox=toolbox or self._toolbox, began=began)
         finally:
             self._metrics.count_call(
                 server=UNKNOWN if spec is None else spec.server,
@@ -84,7 +93,7 @@ class GatewayCalls:
             )
         return result
 
-    async def _call_in_slot(self, request: ToolRequest, *, began: float) -> ToolResult:
+    async def _call_in_slot(self, request: ToolRequest, *, toolbox: Toolbox, began: float) -> ToolResult:
         self.waiting += 1
         try:
             async with asyncio.timeout(self._limits.call_timeout_s):
@@ -96,7 +105,7 @@ class GatewayCalls:
         self.in_flight += 1
         try:
             left_s = self._limits.call_timeout_s - (time.monotonic() - began)
-            return await self._toolbox.call(request, deadline_s=max(0.001, left_s))
+            return await toolbox.call(request, deadline_s=max(0.001, left_s))
         finally:
             self.in_flight -= 1
             self._slots.release()

@@ -6,8 +6,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from agentrl.tools.guard import BreakerState
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BREAKER_VALUES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1}
 
 
 class GatewayMetrics:
@@ -39,11 +42,17 @@ class GatewayMetrics:
         """All calls of a server."""
         return sum(count for (name, _, _), count in self._calls.items() if name == server)
 
-    def render(self, *, in_flight: int, waiting: int) -> str:
-        """All metrics."""
+    def render(self, *, in_flight: int, waiting: int, breakers: Mapping[str, BreakerState]) -> str:
+        """All metrics. `breakers`: how those of the servers stand."""
         lines = [
             *_family("agentrl_gateway_in_flight", "gauge", "Calls that run now.", [({}, in_flight)]),
             *_family("agentrl_gateway_waiting", "gauge", "Calls that wait for a slot.", [({}, waiting)]),
+            *_family(
+                "agentrl_gateway_breaker_open",
+                "gauge",
+                "Whether calls of a server are refused at once (1), or the next one tries (0.5).",
+                (({"server": server}, _BREAKER_VALUES[state]) for server, state in sorted(breakers.items())),
+            ),
             *_family(
                 "agentrl_gateway_calls_total",
                 "counter",

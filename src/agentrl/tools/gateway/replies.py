@@ -8,6 +8,7 @@ Known clients send a 5xx again: only calls that may be repeated get one.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import mcp_types as types
@@ -45,7 +46,7 @@ def http_status(result: ToolResult, *, spec: ToolSpec | None) -> int:
 def call_body(result: ToolResult, *, spec: ToolSpec | None) -> dict[str, Any]:
     """The JSON body of a call's reply."""
     if result.status is ToolStatus.OK:
-        return {"content": _decoded(result.content)}
+        return {"content": [_api_item(item) for item in result.items] or _decoded(result.content)}
     message = result.error or result.content
     return error_body(message, status_code=http_status(result, spec=spec), kind=result.status)
 
@@ -63,11 +64,25 @@ def error_body(message: str, *, status_code: int, kind: str) -> dict[str, Any]:
 
 
 def mcp_result(result: ToolResult) -> types.CallToolResult:
-    """The same for MCP: failures keep `isError`, with the typed reason in `_meta`."""
+    """The same for MCP, with all items and structured content as the tool gave them.
+
+    Failures keep `isError`, with the typed reason in `_meta`.
+    """
     is_error = result.status is not ToolStatus.OK
-    meta = {"_meta": {STATUS_META: str(result.status)}} if is_error else {}
-    content = [{"type": "text", "text": _sendable(result.content)}]
-    return types.CallToolResult.model_validate({"content": content, "isError": is_error, **meta})
+    fields: dict[str, Any] = {"isError": is_error}
+    fields["content"] = list(result.items) or [{"type": "text", "text": _sendable(result.content)}]
+    if result.structured is not None:
+        fields["structuredContent"] = result.structured
+    if is_error:
+        fields["_meta"] = {STATUS_META: str(result.status)}
+    return types.CallToolResult.model_validate(fields)
+
+
+def _api_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """One of several items, as clients of `/mcpapi` know them: an image is a data URL."""
+    if item["type"] != "image":
+        return dict(item)
+    return {"type": "image_url", "image_url": {"url": f"data:{item['mimeType']};base64,{item['data']}"}}
 
 
 def _decoded(text: str) -> Any:

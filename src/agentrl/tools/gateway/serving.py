@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.protocols import Toolbox
-from agentrl.tools.gateway.app import gateway_app
+from agentrl.tools.gateway.app import Breakers, gateway_app
 from agentrl.tools.gateway.calls import GatewayLimits
 
 _SHUTDOWN_TIMEOUT_S = 5
@@ -26,11 +26,15 @@ async def serve_gateway(
     token: str | None,
     limits: GatewayLimits,
     on_ready: Callable[[str], None],
+    breakers: Breakers = dict,
 ) -> None:
-    """Serve until cancelled; `on_ready` gets the base URL once requests are answered."""
+    """Serve until cancelled; `on_ready` gets the base URL once requests are answered.
+
+    `breakers` says how the circuit breakers of the servers stand, for /health and /metrics.
+    """
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
-        gateway_app(toolbox, token=token, limits=limits, host=host),
+        gateway_app(toolbox, token=token, limits=limits, host=host, breakers=breakers),
         http=partial(_ImpatientProtocol, head_timeout_s=limits.head_timeout_s),  # type: ignore[arg-type]  # only called
         ws="none",
         log_config=None,

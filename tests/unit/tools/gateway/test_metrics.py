@@ -1,4 +1,5 @@
 from agentrl.tools.gateway.metrics import GatewayMetrics
+from agentrl.tools.guard import BreakerState
 
 
 def test_calls_are_counted_by_outcome_with_cumulative_durations():
@@ -8,8 +9,9 @@ def test_calls_are_counted_by_outcome_with_cumulative_durations():
             server="s", tool='t"\n\\', status=status, seconds=seconds, is_server_failure=status == "timeout"
         )
     metrics.count_refused("auth")
-    lines = metrics.render(in_flight=2, waiting=1).splitlines()
+    lines = metrics.render(in_flight=2, waiting=1, breakers={"s": BreakerState.OPEN}).splitlines()
     assert "agentrl_gateway_in_flight 2" in lines
+    assert 'agentrl_gateway_breaker_open{server="s"} 1' in lines
     assert 'agentrl_gateway_calls_total{server="s",tool="t\\"\\n\\\\",status="ok"} 2' in lines
     assert 'agentrl_gateway_refused_total{reason="auth"} 1' in lines
     buckets = [line for line in lines if "_bucket" in line]

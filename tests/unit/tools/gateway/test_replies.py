@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.tools.gateway.replies import call_body, http_status, mcp_result
+from agentrl.tools.gateway_replies import read_call_reply
 from agentrl.types import Recovery, ToolResult, ToolSpec, ToolStatus
 
 SPECS = {
@@ -39,6 +40,19 @@ def test_every_failure_is_one_to_every_client_and_only_repeatable_calls_are_repe
     assert http_status(result, spec=spec) < 500 or recovery is Recovery.STATELESS
     shown = mcp_result(result)
     assert (shown.is_error, shown.meta) == (True, {"agentrl/status": str(status)})
+
+
+def test_several_items_are_a_list_of_typed_items_that_no_client_takes_for_an_error():
+    items = ({"type": "text", "text": "a"}, {"type": "image", "data": "aGk=", "mimeType": "image/png"})
+    result = ToolResult(status=ToolStatus.OK, content="a\n[Image: image/png]", items=items, structured={"n": 1})
+    body = call_body(result, spec=None)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    assert body == {"content": [items[0], image]}
+    assert is_error_to_agentdocks_clients(body) == (False, False)
+    assert read_call_reply(body, http_status=200).content == result.content
+    shown = mcp_result(result)
+    assert [item.type for item in shown.content] == ["text", "image"]
+    assert shown.structured_content == {"n": 1}
 
 
 JSON_VALUES = st.recursive(
