@@ -21,7 +21,6 @@ process can take a half-finished Record over at any commit.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -38,7 +37,7 @@ from agentrl.rollout.deadlines import deadline, stopped_clock, time_left_s
 from agentrl.rollout.episodes import EpisodePlanner
 from agentrl.rollout.limits import Limits, TurnReading, read_turn
 from agentrl.rollout.partial import LegLimits
-from agentrl.rollout.recovery import journalled_call, unresumable_tools
+from agentrl.rollout.recovery import journalled_call, sampling_seed, unresumable_tools
 from agentrl.rollout.results import refused_address, show_result
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.spending import first_refusal
@@ -256,12 +255,6 @@ async def ask_model(record: Record, *, index: int, call: NextCall, agent: Agent)
         record, turn=index, call=call, reply=reply, text=text, params=params, started_at=started_at,
         finished_at=agent.clock(),
     )  # fmt: skip
-
-
-def sampling_seed(record: Record, *, turn: int, run_seed: int) -> int:
-    """The seed of a model call, 31 bits: the same for the same call of a rerun and of a takeover."""
-    digest = hashlib.sha256(f"{run_seed}/{record.id}/{record.attempt}/{turn}".encode())
-    return int.from_bytes(digest.digest()[:4]) >> 1
 
 
 def _model_dispatch(

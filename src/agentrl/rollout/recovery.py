@@ -6,6 +6,7 @@ A Record goes on from its last committed turn if every tool it has used leaves n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from agentrl.protocols import Toolbox, ToolJournal
 from agentrl.rollout.deadlines import stopped_clock
 from agentrl.types import (
     DispatchKind,
+    Record,
     Recovery,
     ResultOrigin,
     ToolCall,
@@ -64,3 +66,9 @@ async def call_once(call: ToolCall, *, make: Callable[[], Awaitable[ToolResult]]
     with stopped_clock():
         kept = await journal.put_result(call, replace(result, cost_nano_usd=0))
     return replace(kept, cost_nano_usd=result.cost_nano_usd)
+
+
+def sampling_seed(record: Record, *, turn: int, run_seed: int) -> int:
+    """The seed of a model call, 31 bits: the same for the same call of a rerun and of a takeover."""
+    digest = hashlib.sha256(f"{run_seed}/{record.id}/{record.attempt}/{turn}".encode())
+    return int.from_bytes(digest.digest()[:4]) >> 1
