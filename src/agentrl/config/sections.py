@@ -42,7 +42,7 @@ class RunSection(Section):
     log_dir: Path = Field(Path("logs/as"), description="Log files of every process: LOG_DIR/<run>_<process>_<n>.log.")
     data_dir: Path = Field(Path("data"), description="Embedded database and cached laptop models.")
     seed: int = Field(
-        0, ge=0, lt=2**32, description="Seed of task order, sampling fallbacks, model initialisation and data order."
+        0, ge=0, lt=2**32, description="Seed of task order, model initialisation, data order and of every model call."
     )
     hang_timeout_s: float = Field(
         180.0,

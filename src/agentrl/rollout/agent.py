@@ -138,8 +138,7 @@ class Agent:
 
     def visible_tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """The tools this Task's prompt names."""
-        tools = self.toolbox.list_tools()
-        return tuple(tool for tool in tools if task.tools is None or tool.name in task.tools)
+        return tuple(tool for tool in self.toolbox.list_tools() if task.tools is None or tool.name in task.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
