@@ -1,12 +1,13 @@
 """`agentrl tools list|call|doctor` as commands, over real servers."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from agentrl.cli.main import main
-from gateway_process import tools_server, write_servers
+from gateway_process import TEST_SERVER, tools_server, write_servers
 
 CALCULATOR = {"command": "python", "args": ["-m", "agentrl.tools.servers.calculator"]}
 
@@ -39,6 +40,16 @@ def test_a_call_shows_how_it_went_and_its_result(capsys, config):
     code, out, _ = run(capsys, "call", config, "fail", "--json")
     shown = json.loads(out)
     assert (code, shown["status"], shown["content"]) == (1, "tool_error", "no luck")
+
+
+def test_a_trace_tells_every_message_and_when(capsys, tmp_path):
+    bare = {"command": "python", "args": ["-S", str(TEST_SERVER.with_name("bad_tool_server.py")), "good"]}
+    code, out, _ = run(capsys, "trace", write_servers(tmp_path, {"bare": bare}), "count")
+    assert code == 0
+    assert re.search(
+        r'note: \+\d\.\d{3} s  -> {.*"method":"tools/call".*\n.*note: \+\d\.\d{3} s  <- {.*"text": "1"', out
+    )
+    assert out.endswith("\n\n1\n")
 
 
 def test_a_call_whose_server_dies_tells_of_it(capsys, config, tmp_path):

@@ -1,4 +1,4 @@
-"""`agentrl tools serve|list|call|doctor CONFIG`: tool servers without a run.
+"""`agentrl tools serve|list|call|trace|doctor CONFIG`: tool servers without a run.
 
 CONFIG is a file with `mcpServers`, or the URL of one endpoint. How long servers and calls may take are settings, like
 `--tool_timeout_s` and `--tool_connect_timeout_s`.
@@ -15,8 +15,8 @@ import random
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,28 @@ from agentrl.errors import ConfigError, ToolServerError
 from agentrl.tools import McpToolbox, ServerConfig, load_server_configs, open_toolbox
 from agentrl.tools.gateway_health import gateway_problems
 from agentrl.tools.servers.serving import listen
-from agentrl.types import ToolRequest, ToolStatus
+from agentrl.types import ToolRequest, ToolResult, ToolStatus
 
 TOKEN_VARIABLE = "MCP_GATEWAY_TOKEN"
 EXIT_CALL_FAILED = 1
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-_ACTIONS = ("serve", "list", "call", "doctor")
+_CALLING = frozenset({"call", "trace"})
+_ACTIONS = ("serve", "list", "call", "trace", "doctor")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to do with which servers."""
-    parser.add_argument("action", choices=_ACTIONS, help="serve them as a gateway, list tools, call one, check servers")
+    parser.add_argument(
+        "action",
+        choices=_ACTIONS,
+        help="serve them as a gateway, list tools, call one, call one and tell all that happened, check servers",
+    )
     parser.add_argument("servers", metavar="CONFIG", help="file with `mcpServers`, or the URL of one endpoint")
-    parser.add_argument("tool", metavar="TOOL", nargs="?", help="call: name of the tool")
-    parser.add_argument("tool_arguments", metavar="ARGUMENTS", nargs="?", default="{}", help="call: its JSON arguments")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="list, call, doctor: JSON instead of text")
+    parser.add_argument("tool", metavar="TOOL", nargs="?", help="call, trace: name of the tool")
+    parser.add_argument(
+        "tool_arguments", metavar="ARGUMENTS", nargs="?", default="{}", help="call, trace: its JSON arguments"
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json", help="all but serve: JSON instead of text")
     parser.add_argument("--host", default="127.0.0.1", help="serve: address; not loopback needs a token (%(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="serve: port; 0 picks a free one (%(default)s)")
     parser.add_argument("--max-in-flight", type=positive_int, default=64, help="serve: calls at a time (%(default)s)")
@@ -52,16 +59,17 @@ def run(invocation: Invocation) -> int:
     """Dispatch the action; exit code 1 for a failed call or a server with a problem."""
     arguments = invocation.arguments
     config = tools_config(invocation.config.tools, arguments.servers)
-    if (arguments.tool is not None) != (arguments.action == "call"):
-        wanted = "needs the name of a tool" if arguments.action == "call" else "takes nothing but CONFIG"
+    if (arguments.tool is not None) != (arguments.action in _CALLING):
+        wanted = "needs the name of a tool" if arguments.action in _CALLING else "takes nothing but CONFIG"
         raise ConfigError(f"agentrl tools {arguments.action} {wanted}")
     if arguments.action == "serve":
         return _serve(config, arguments)
     if arguments.action == "list":
         return asyncio.run(_list(config, as_json=arguments.as_json))
-    if arguments.action == "call":
+    if arguments.action in _CALLING:
         request = ToolRequest(call_id="cli", name=arguments.tool, arguments=_parse_arguments(arguments.tool_arguments))
-        return asyncio.run(_call(config, request, as_json=arguments.as_json))
+        notes = _TimedNotes() if arguments.action == "trace" else _Notes()
+        return asyncio.run(_call(config, request, notes=notes, as_json=arguments.as_json))
     return asyncio.run(_check(config, as_json=arguments.as_json))
 
 
@@ -144,19 +152,21 @@ async def _list(config: ToolsConfig, *, as_json: bool) -> int:
     return 0
 
 
-async def _call(config: ToolsConfig, request: ToolRequest, *, as_json: bool) -> int:
+async def _call(config: ToolsConfig, request: ToolRequest, *, notes: _Notes, as_json: bool) -> int:
     began = time.monotonic()
-    notes = _Notes()
-    logger = logging.getLogger("agentrl.tools")
-    logger.addHandler(notes)
-    logger.setLevel(logging.INFO)
-    async with _opened(config) as toolbox:
-        start_s = time.monotonic() - began
-        result = await toolbox.call(request, deadline_s=config.tool_timeout_s)
-        call_s = time.monotonic() - began - start_s
+    with notes.kept():
+        start_s, call_s, result = await _timed_call(config, request, began=began)
     trace = CallTrace(request=request, result=result, start_s=start_s, call_s=call_s, notes=tuple(notes.lines))
     print_call(trace, as_json=as_json)
     return 0 if result.status is ToolStatus.OK else EXIT_CALL_FAILED
+
+
+async def _timed_call(config: ToolsConfig, request: ToolRequest, *, began: float) -> tuple[float, float, ToolResult]:
+    """Seconds until the servers had started, seconds of the call, and its result."""
+    async with _opened(config) as toolbox:
+        start_s = time.monotonic() - began
+        result = await toolbox.call(request, deadline_s=config.tool_timeout_s)
+        return start_s, time.monotonic() - began - start_s, result
 
 
 async def _check(config: ToolsConfig, *, as_json: bool) -> int:
@@ -195,10 +205,41 @@ async def _check_server(server: ServerConfig, config: ToolsConfig) -> ServerChec
 class _Notes(logging.Handler):
     """Keeps what the tool client logs: retries, restarts, broken schemas."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
+    sources: Sequence[str] = ("agentrl.tools",)
+
+    def __init__(self, level: int = logging.INFO) -> None:
+        super().__init__(level)
         self.lines: list[str] = []
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what is logged meanwhile."""
+        loggers = [logging.getLogger(name) for name in self.sources]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.addHandler(self)
+            logger.setLevel(self.level)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.removeHandler(self)
+                logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one message."""
         self.lines.append(record.getMessage())
+
+
+class _TimedNotes(_Notes):
+    """Keeps everything, with its time: what servers write to stderr, HTTP requests, what the MCP client says."""
+
+    sources = ("agentrl.tools", "mcp", "httpx2")
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._began = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one message."""
+        self.lines.append(f"+{time.monotonic() - self._began:.3f} s  {record.getMessage()}")

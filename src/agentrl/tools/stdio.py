@@ -8,6 +8,7 @@ time to end by itself. Every wait is bounded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TextIO
@@ -19,12 +20,17 @@ from mcp.client.stdio import StdioServerParameters, get_default_environment
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.shared.message import SessionMessage
 
+from agentrl.tools.requests import shorten
+
+logger = logging.getLogger(__name__)
+
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_UNASKED_BYTES = 4 * 1024 * 1024
 _FLUSH_TIMEOUT_S = 0.5
 _EXIT_TIMEOUT_S = 2.0
 _TERMINATE_TIMEOUT_S = 2.0
 _EXIT_POLL_S = 0.01
+_TRACED_CHARS = 500
 _CLOSED = (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 
@@ -118,6 +124,7 @@ class _Pipes:
                 async for message in self._to_send:
                     self._num_unasked_bytes = 0
                     text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    _trace("->", text)
                     await self._process.stdin.send(f"{text}\n".encode("utf-8", "replace"))
         except _CLOSED:
             # The server may still live: without this the session would wait for its answer for ever.
@@ -138,6 +145,7 @@ class _Pipes:
 
     def _parse(self, line: bytes) -> SessionMessage | Exception:
         text = line.decode("utf-8", "replace")  # one bad byte must not end the session with all its calls
+        _trace("<-", text)
         try:
             message = types.jsonrpc_message_adapter.validate_json(text, by_name=False)
         except ValueError as error:
@@ -160,6 +168,11 @@ class _Pipes:
         with anyio.CancelScope(shield=True), suppress(*_CLOSED):
             async for _ in self._process.stdout:
                 pass
+
+
+def _trace(direction: str, text: str) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s %s", direction, shorten(text, limit=_TRACED_CHARS))
 
 
 async def _end(process: Process, *, has_time: bool) -> None:
