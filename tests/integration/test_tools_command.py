@@ -47,7 +47,7 @@ def test_a_trace_tells_every_message_and_when(capsys, tmp_path):
     code, out, _ = run(capsys, "trace", write_servers(tmp_path, {"bare": bare}), "count")
     assert code == 0
     assert re.search(
-        r'note: \+\d\.\d{3} s  -> {.*"method":"tools/call".*\n.*note: \+\d\.\d{3} s  <- {.*"text": "1"', out
+        r'note: \+\d\.\d{3} s  bare -> {.*"method":"tools/call".*\n.*note: \+\d\.\d{3} s  bare <- {.*"text": "1"', out
     )
     assert out.endswith("\n\n1\n")
 

@@ -63,11 +63,13 @@ class LineReader:
 
 @asynccontextmanager
 async def open_stdio(
-    parameters: StdioServerParameters, *, errlog: TextIO, on_flood: Callable[[str], None]
+    parameters: StdioServerParameters, *, name: str, errlog: TextIO, on_flood: Callable[[str], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The streams of a session with a new child process, as the SDK's client takes them. Leaves no process behind.
 
-    `on_flood` gets the reason why a server was ended. Raises OSError if the process cannot be started.
+    `name` stands in the debug log; `on_flood` gets the reason why a server was ended.
+
+    Raises OSError if the process cannot be started.
     """
     process = await anyio.open_process(
         [parameters.command, *parameters.args],
@@ -76,7 +78,7 @@ async def open_stdio(
         cwd=parameters.cwd,
         start_new_session=True,
     )
-    pipes = _Pipes(process, on_flood=on_flood)
+    pipes = _Pipes(process, name=name, on_flood=on_flood)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pipes.read)
         tasks.start_soon(pipes.write)
@@ -91,8 +93,9 @@ async def open_stdio(
 class _Pipes:
     """Both directions of one child process."""
 
-    def __init__(self, process: Process, *, on_flood: Callable[[str], None]) -> None:
+    def __init__(self, process: Process, *, name: str, on_flood: Callable[[str], None]) -> None:
         self._process = process
+        self._name = name
         self._on_flood = on_flood
         self._received, self.incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.outgoing, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
@@ -124,7 +127,7 @@ class _Pipes:
                 async for message in self._to_send:
                     self._num_unasked_bytes = 0
                     text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    _trace("->", text)
+                    self._trace("->", text)
                     await self._process.stdin.send(f"{text}\n".encode("utf-8", "replace"))
         except _CLOSED:
             # The server may still live: without this the session would wait for its answer for ever.
@@ -145,7 +148,7 @@ class _Pipes:
 
     def _parse(self, line: bytes) -> SessionMessage | Exception:
         text = line.decode("utf-8", "replace")  # one bad byte must not end the session with all its calls
-        _trace("<-", text)
+        self._trace("<-", text)
         try:
             message = types.jsonrpc_message_adapter.validate_json(text, by_name=False)
         except ValueError as error:
@@ -156,6 +159,10 @@ class _Pipes:
         else:
             self._count_unasked(len(line))
         return SessionMessage(message)
+
+    def _trace(self, direction: str, text: str) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s %s %s", self._name, direction, shorten(text, limit=_TRACED_CHARS))
 
     def _count_unasked(self, num_bytes: int) -> None:
         self._num_unasked_bytes += num_bytes
@@ -168,11 +175,6 @@ class _Pipes:
         with anyio.CancelScope(shield=True), suppress(*_CLOSED):
             async for _ in self._process.stdout:
                 pass
-
-
-def _trace(direction: str, text: str) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("%s %s", direction, shorten(text, limit=_TRACED_CHARS))
 
 
 async def _end(process: Process, *, has_time: bool) -> None:

@@ -127,7 +127,7 @@ async def _open_stdio(server: ServerConfig, notes: ConnectionNotes) -> AsyncIter
     with os.fdopen(read_fd, "rb", 0) as reader, os.fdopen(write_fd, "w") as errlog:
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: notes.stderr, reader)
         try:
-            async with open_stdio(parameters, errlog=errlog, on_flood=notes.note_flood) as streams:
+            async with open_stdio(parameters, name=server.name, errlog=errlog, on_flood=notes.note_flood) as streams:
                 errlog.close()  # the child has its own copy; ours would hide its end
                 yield streams
         finally:
