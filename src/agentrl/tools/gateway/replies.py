@@ -31,6 +31,7 @@ _HTTP_STATUS = {
     "crashed": 502,
     "cancelled": 503,
     "not_recorded": _FAILED_DEPENDENCY,
+    "over_limit": _FAILED_DEPENDENCY,
 }
 
 
