@@ -26,7 +26,7 @@ def benchmark() -> ModuleType:
 
 
 @pytest.mark.parametrize("hidden_size", [96, 256, 4096])
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(7))
 def test_the_chosen_layout_feeds_hardly_more_than_the_trie(benchmark: ModuleType, hidden_size: int, index: int) -> None:
     shape = benchmark.SHAPES[index]
     rows = benchmark.merge_group(benchmark.group_turns(shape, rng=np.random.default_rng(0)))
