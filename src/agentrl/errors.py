@@ -138,7 +138,11 @@ class RolloutError(AgentRLError):
 
 
 class ScoringError(AgentRLError):
-    """A scorer raised or returned something that is no finite number."""
+    """A scorer raised or returned something that is no finite number. `retryable`: what it asks may be back later."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class TrainingError(AgentRLError):

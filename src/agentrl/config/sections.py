@@ -221,6 +221,11 @@ class RolloutConfig(ContextConfig):
     agent_config_path: Path | None = Field(
         None, description="YAML file with the models of the judge (`scorer_agent`) and of the `browse_agent`."
     )
+    judge_patience_s: float = Field(
+        300.0,
+        ge=0,
+        description="Seconds for which a finished rollout is judged again while its judge is away; then `judge_error`.",
+    )
     enable_sampling: bool = Field(True, description="Off: train on the rows that are in the database.")
     sync_sampling: bool = Field(False, description="Sample only at the newest policy version (max_staleness = 0).")
 

@@ -24,11 +24,21 @@ from agentrl.errors import BudgetSpentError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.partial import LegLimits, PutDown, newest_version
+from agentrl.rollout.patience import Patience
 from agentrl.rollout.recovery import unresumable_tools
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.types import Record, RecordStatus, StopReason, TaskClaim, Turn
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """What one stretch of sampling left: the final header and its turns, or a running one."""
+
+    record: Record
+    turns: tuple[Turn, ...]
+    unjudged: Record | None  # the running header, where the final one says only that its judge was away
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,22 +125,30 @@ class GroupRunner:
         lost = unresumable_tools(committed, toolbox=self.agent.toolbox)
         if lost:
             record, committed = await self._restart(record, lost=lost), []
-        final, turns = await self._run_leg(claim, record, committed)
-        while final.status is RecordStatus.RUNNING:
+        leg = await self._run_leg(claim, record, committed)
+        patience = Patience(limit_s=self.config.rollout.judge_patience_s)
+        while await self._goes_on(leg, patience=patience):
+            leg = await self._run_leg(claim, leg.unjudged or leg.record, leg.turns)
+        final = await self._without_quarantined(leg.record, leg.turns)
+        await self.store.finish_record(final)
+        return final, leg.turns
+
+    async def _goes_on(self, leg: Leg, *, patience: Patience) -> bool:
+        """Whether another leg follows; first waits for what it needs, the next policy version or a judge."""
+        if leg.record.status is RecordStatus.RUNNING:
             await self.put_down.wait(
-                version=newest_version(turns),
+                version=newest_version(leg.turns),
                 max_wait_s=self.config.rollout.record_timeout_s,
                 is_idle=lambda: self.num_in_flight == 0,
             )
-            final, turns = await self._run_leg(claim, final, turns)
-        final = await self._without_quarantined(final, turns)
-        await self.store.finish_record(final)
-        return final, turns
+            return True
+        if leg.unjudged is None:
+            return False
+        logger.warning("%s waits for its judge: %s", leg.record.id, leg.record.error)
+        return await patience.wait()
 
-    async def _run_leg(
-        self, claim: TaskClaim, record: Record, committed: Sequence[Turn]
-    ) -> tuple[Record, tuple[Turn, ...]]:
-        """Sample a Record from its committed turns until it stops or is put down."""
+    async def _run_leg(self, claim: TaskClaim, record: Record, committed: Sequence[Turn]) -> Leg:
+        """Sample a Record from its committed turns until it stops or is put down; without a judge, score it again."""
         is_trained = claim.task.split == "train"
         leg_limits = LegLimits.from_config(self.config.rollout, max_staleness=self.config.algo.max_staleness)
         agent = replace(self.agent, leg_limits=leg_limits if is_trained else None)
@@ -138,9 +156,10 @@ class GroupRunner:
             sampler = self.sampler_class(claim.task, record=record, committed=committed, agent=agent)
             self.num_in_flight += 1
             try:
-                return await sampler.sample()
+                final, turns = await sampler.sample()
             finally:
                 self.num_in_flight -= 1
+        return Leg(record=final, turns=turns, unjudged=sampler.unjudged)
 
     async def _without_quarantined(self, record: Record, turns: tuple[Turn, ...]) -> Record:
         """The Record, or a failure in its place if a quarantined engine sampled any of its turns."""

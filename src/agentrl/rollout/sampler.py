@@ -25,6 +25,7 @@ class AsyncSampler(ABC):
         self.record = record
         self.committed = committed
         self.agent = agent
+        self.unjudged: Record | None = None  # after `sample`: the running header, if its judge was only away
 
     @abstractmethod
     async def run(self) -> RolloutResult:
@@ -66,6 +67,7 @@ class AsyncSampler(ABC):
             scored = await self.scored_record(result)
             checked_score(type(self).__name__, scored.score)
         except ScoringError as error:
+            self.unjudged = result.record if error.retryable else None
             unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store
             return self._failed(StopReason.JUDGE_ERROR, str(error), record=unjudged), result.turns
         final = replace(

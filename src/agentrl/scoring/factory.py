@@ -225,7 +225,8 @@ async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, co
         raise error
     if error is not None:
         message = _without_keys(f"scorer {scorer!r} failed: {type(error).__name__}: {error}", config)
-        raise ScoringError(message) from error
+        is_retryable = isinstance(error, ScoringError) and error.retryable
+        raise ScoringError(message, retryable=is_retryable) from error
     return checked_score(scorer, task.result())
 
 

@@ -6,8 +6,8 @@
               │ no
     ask ──► readable? ──no──► remind and ask again ──► still not ──► ScoringError
 
-An outage or a reply nobody can read is a ScoringError, never a verdict: the Record ends with judge_error and is judged
-later. Every request becomes a JudgeCall for the Record.
+An outage or a reply nobody can read is a ScoringError, never a verdict. After an outage the Record is judged again, for
+a bounded time; else it ends with judge_error. Every request becomes a JudgeCall for the Record.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Judge:
                     cost_nano_usd=error.cost_nano_usd,
                 )
             )  # fmt: skip
-            raise ScoringError(f"judge {prompt.name}: {error}") from error
+            raise ScoringError(f"judge {prompt.name}: {error}", retryable=error.retryable) from error
         verdict = parse_verdict(reply.text, letters=prompt.letters)
         response = {
             "text": reply.text,
