@@ -19,10 +19,12 @@ from agentrl.errors import EngineError, EngineErrorKind, StaleClaimError
 from agentrl.protocols import Store
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.custom import sampler_of
+from agentrl.rollout.group_scores import GroupScores
 from agentrl.rollout.groups import GroupRunner
 from agentrl.store import MemoryStore
 from agentrl.store.documents import record_to_document, settlement_to_document, turn_to_documents
 from agentrl.store.ledger_documents import engine_quarantine_to_document, sequence_to_document, step_to_document
+from agentrl.store.scores import score_to_document
 from agentrl.tools import FunctionToolbox
 from agentrl.types import (
     DBRecordData,
@@ -30,6 +32,7 @@ from agentrl.types import (
     EngineQuarantine,
     PolicyVersion,
     Record,
+    Score,
     StepStatus,
     Task,
     TaskClaim,
@@ -46,11 +49,13 @@ CONFIG = RunConfig(
     inference=InferenceConfig(context_length=4000),
     algo=AlgoConfig(max_staleness=1, tasks_per_step=2),
 )
+HALVING = CONFIG.model_copy(update={"algo": AlgoConfig(max_staleness=1, tasks_per_step=2, score_version="0.5*em")})
 TRAINED = "train:0:q0"  # in step 1
 LATER = "train:0:q2"  # in step 2
 FAILED = "train:0:failing"  # one Record failed; dropped in step 2
 EASY = "train:0:easy"  # no signal; consumed without a step
 PLANNED = "train:0:q3"  # in step 3, which is not committed
+HALVED = "train:0:q4"  # settled with scores of another version; in step 3, too
 PENDING = "train:0:untouched"
 EVALUATED = "eval-v1:0:q0"
 
@@ -92,8 +97,9 @@ async def make_run(store: Store, *, model_dir: Path, run_dir: Path) -> None:
     await sample(store, runner, "easy")
     await store.drop_groups({EASY: "zero_advantage"})
     await sample_after_takeover(store, runner, "q3")
+    await sample(store, make_runner(store, engine, model_dir, config=HALVING), "q4")
     await sample(store, runner, "q0", split="eval-v1")
-    await store.plan_step(await next_step(store, step=3, limit=1))
+    await store.plan_step(await next_step(store, step=3, limit=2))
     await store.insert_tasks([make_task("untouched")])
     checkpoint = run_dir / "checkpoints" / "step_2"
     checkpoint.mkdir(parents=True)
@@ -113,8 +119,14 @@ def make_runner(store: Store, engine: ScriptedEngine, model_dir: Path, *, config
         tool_timeout_s=5.0,
         clock=lambda: datetime.now(UTC),
     )
-    sampler = sampler_of(config)
-    return GroupRunner(config=config, store=store, agent=agent, sampler_class=sampler, slots=asyncio.Semaphore(8))
+    return GroupRunner(
+        config=config,
+        store=store,
+        agent=agent,
+        sampler_class=sampler_of(config),
+        slots=asyncio.Semaphore(8),
+        group_scores=GroupScores.from_config(config, scoring=agent.scoring, store=store),
+    )
 
 
 async def sample(store: Store, runner: GroupRunner, *names: str, split: str = "train") -> None:
@@ -151,6 +163,11 @@ async def next_step(store: Store, *, step: int, limit: int) -> TrainStep:
         task_ids=tuple(group.settlement.task_id for group in groups),
         sequence_ids=tuple(row.id for group in groups for row in group.sequences),
         dropped={task_id: reason or "" for task_id, reason in dropped.items()},
+        score_versions={
+            group.settlement.task_id: group.settlement.score_version
+            for group in groups
+            if group.settlement.score_version is not None
+        },
     )
 
 
@@ -180,6 +197,7 @@ class Forger(Protocol):
     async def remove(self, kind: str, key: Any) -> None: ...
     async def refuse(self, turn_id: str) -> None: ...
     async def put_quarantine(self, quarantine: EngineQuarantine) -> None: ...
+    async def put_score(self, score: Score) -> None: ...
 
 
 class MemoryForger:
@@ -225,6 +243,9 @@ class MemoryForger:
 
     async def put_quarantine(self, quarantine: EngineQuarantine) -> None:
         self.store._quarantines[quarantine.id] = quarantine
+
+    async def put_score(self, score: Score) -> None:
+        self.store._scores[score.id] = score
 
 
 class MongoForger:
@@ -283,6 +304,9 @@ class MongoForger:
     async def put_quarantine(self, quarantine: EngineQuarantine) -> None:
         document = engine_quarantine_to_document(quarantine)
         self._put("EngineQuarantine", {**document, "raised_at": quarantine.raised_at})
+
+    async def put_score(self, score: Score) -> None:
+        self._put("Score", score_to_document(score))
 
 
 def with_call(turn: Turn, change: Callable[[DispatchedSamplingTask], DispatchedSamplingTask]) -> Turn:

@@ -76,12 +76,12 @@ class Trainer:
         service = InferenceService(id="s", base_url="", status=ServiceStatus.UP, policy_version=version)
         await self.store.put_service(service)
 
-    async def steps(self, count: int) -> list[TrainStep]:
+    async def steps(self, count: int, *, first: int = 1) -> list[TrainStep]:
         """Train `count` steps; fails if that takes too long."""
         done = []
         async with asyncio.timeout(LIMIT_S):
-            await self.publish(0)
-            for step in range(1, count + 1):
+            await self.publish(first - 1)
+            for step in range(first, first + count):
                 plan = await asyncio.to_thread(self.planner.plan, step)
                 totals = {
                     "num_trained_tokens": float(sum(row.num_trained_tokens for row in plan.sequences)),

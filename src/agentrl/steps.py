@@ -36,6 +36,7 @@ class TrainStep:
     sequence_ids: tuple[str, ...]  # DBRecordData rows trained
     dropped: Mapping[str, str] = field(default_factory=dict)  # task id -> named reason
     retained: tuple[str, ...] = ()  # groups that may be trained again: this step does not consume them
+    score_versions: Mapping[str, str] = field(default_factory=dict)  # task id -> version, where it is not its own score
     metrics: Mapping[str, float] = field(default_factory=dict)
     alarms: tuple[Alarm, ...] = ()
     attempts: int = 1  # times this plan was executed (a resume replays it)

@@ -20,6 +20,7 @@ from agentrl.types import (
     InferenceService,
     PolicyVersion,
     Record,
+    Score,
     SequenceSummary,
     SettledGroup,
     Task,
@@ -301,6 +302,7 @@ class TaskState:
     sequences: tuple[SequenceSummary, ...]  # the rows its settlement wrote
     consumed_step: int | None  # the step that consumed it, trained or not
     drop_reason: str | None  # why its rows were not trained
+    settled_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +350,10 @@ class AuditStore(Protocol):
 
     async def list_steps(self) -> list[TrainStep]:
         """The ledger, by step."""
+        ...
+
+    async def find_scores(self, records: Sequence[Record], *, version: str) -> dict[str, Score]:
+        """Scores of these Records' present attempts under a version, by record id; those without one are left out."""
         ...
 
     async def list_policies(self) -> list[PolicyVersion]:

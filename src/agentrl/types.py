@@ -228,6 +228,7 @@ class GroupSettlement:
     untrained: Mapping[str, str] = field(default_factory=dict)  # record id -> why a scored Record gives no rows
     engines: tuple[EngineUse, ...] = ()  # what sampled the scored Records, and when
     episode_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # record id -> of a meta-episode
+    score_version: str | None = None  # whose Scores `scores` are; None: those the Records were finished with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +274,7 @@ class DBRecordData:
     policy_versions: Int32Array
     reward: float
     turn_ids: tuple[str, ...] = ()
+    score_version: str | None = None  # of the settlement it was made in
 
     @property
     def summary(self) -> SequenceSummary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ from agentrl.types import (
     PolicyVersion,
     Record,
     RecordStatus,
+    Score,
     StepStatus,
     StopReason,
     TaskStatus,
@@ -39,6 +40,7 @@ from audit_run import (
     EASY,
     EVALUATED,
     FAILED,
+    HALVED,
     LATER,
     PENDING,
     PLANNED,
@@ -113,8 +115,8 @@ async def test_a_clean_run_raises_no_alarm_and_every_check_was_made(
     assert not [finding for result in report.results for finding in result.findings]
     assert report.is_clean
     assert all(result.num_checked for result in report.results)
-    assert report.counts["tasks"] == 8
-    assert report.counts["records"] == 14
+    assert report.counts["tasks"] == 9
+    assert report.counts["records"] == 16
     assert report.counts["steps"] == 3
 
 
@@ -417,6 +419,60 @@ async def a_settlement_that_hides_its_engine(scene: Scene) -> None:
     )
 
 
+async def score_of(scene: Scene) -> Score:
+    """Of the right Record of the group that was settled with another version."""
+    settlement = await scene.store.get_settlement(HALVED)
+    assert settlement is not None
+    version = settlement.score_version
+    assert version is not None
+    found = await scene.store.find_scores([await scene.tool_user(HALVED)], version=version)
+    return next(iter(found.values()))
+
+
+async def another_score_of_the_version(scene: Scene) -> None:
+    await scene.forger.put_score(replace(await score_of(scene), value=0.25))
+
+
+async def a_version_nobody_gave(scene: Scene) -> None:
+    await scene.change_settlement(HALVED, lambda s: replace(s, score_version="f1 @00000000"))
+
+
+async def own_scores_said_to_be_trained(scene: Scene) -> None:
+    await scene.change_settlement(HALVED, lambda s: replace(s, score_version=None))
+
+
+async def a_record_whose_score_was_left_out(scene: Scene) -> None:
+    score = await score_of(scene)
+    await scene.forger.put_score(replace(score, scored_at=EPOCH_START))
+
+    def without(numbers: Mapping[str, float]) -> dict[str, float]:
+        return {record_id: value for record_id, value in numbers.items() if record_id != score.record_id}
+
+    await scene.change_settlement(
+        HALVED,
+        lambda s: replace(
+            s, num_failed=1, scores=without(s.scores), rewards=without(s.rewards), advantages=without(s.advantages)
+        ),
+    )
+
+
+async def a_row_of_another_version(scene: Scene) -> None:
+    (row,) = await scene.store.load_sequences([f"{(await scene.tool_user(HALVED)).id}/s0"])
+    await scene.forger.put_row(replace(row, score_version="em @00000000"))
+
+
+async def a_row_that_names_a_version_its_group_does_not(scene: Scene) -> None:
+    await scene.change_row(lambda row: replace(row, score_version="em @00000000"))
+
+
+async def a_step_that_says_another_version(scene: Scene) -> None:
+    await scene.change_step(3, score_versions={HALVED: "em @00000000"})
+
+
+async def a_step_that_hides_the_version(scene: Scene) -> None:
+    await scene.change_step(3, score_versions={})
+
+
 Forgery = Callable[[Scene], Awaitable[None]]
 FORGERIES: list[tuple[Check, Forgery]] = [
     (Check.STALENESS, row_of_an_old_version),
@@ -479,6 +535,16 @@ FORGERIES: list[tuple[Check, Forgery]] = [
     (Check.LATE_WORK, a_trained_row_of_refused_work),
     (Check.QUARANTINED_ENGINES, a_step_on_tokens_of_a_quarantined_engine),
     (Check.SETTLEMENT, a_settlement_that_hides_its_engine),
+    (Check.SETTLEMENT, another_score_of_the_version),
+    (Check.SETTLEMENT, a_version_nobody_gave),
+    (Check.SETTLEMENT, own_scores_said_to_be_trained),
+    (Check.GROUP_COMPLETENESS, a_record_whose_score_was_left_out),
+    (Check.SCORE_VERSIONS, a_version_nobody_gave),
+    (Check.SCORE_VERSIONS, own_scores_said_to_be_trained),
+    (Check.SCORE_VERSIONS, a_row_of_another_version),
+    (Check.SCORE_VERSIONS, a_row_that_names_a_version_its_group_does_not),
+    (Check.SCORE_VERSIONS, a_step_that_says_another_version),
+    (Check.SCORE_VERSIONS, a_step_that_hides_the_version),
 ]
 
 
@@ -572,7 +638,7 @@ async def test_a_fault_in_many_places_is_counted_in_full_and_listed_in_part(scen
         await scene.change_record(record, num_completion_tokens=-1, num_prompt_tokens=-1)
     report = await scene.audit()
     (counters,) = [result for result in report.results if result.check is Check.COUNTERS]
-    assert counters.num_findings == 28
+    assert counters.num_findings == 32
     assert len(counters.findings) == 20
 
 

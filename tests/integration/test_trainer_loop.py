@@ -182,6 +182,25 @@ def test_a_crash_in_any_phase_changes_nothing_after_the_resume(
     assert all(torch.equal(weight, served[name]) for name, weight in weights.items())
 
 
+def test_a_step_planned_with_other_scores_is_trained_bit_for_bit_after_the_scores_were_switched(
+    tmp_path: Path, start: Path
+) -> None:
+    straight, switched = MemoryStore(), MemoryStore()
+    for store in (straight, switched):
+        settle_groups(store, 12)
+    config, before = rl_config(tmp_path / "a", start, max_steps=3), rl_config(tmp_path / "b", start, max_steps=3)
+    after = before.model_copy(update={"algo": before.algo.model_copy(update={"score_version": "em"})})
+    run_training(config, straight)
+    with pytest.raises(Crash):
+        run_training(before, switched, crash_at=("optimizer", 3))
+    run_training(after, switched)
+    weights, resumed = final_weights(config), final_weights(after)
+    assert all(torch.equal(weight, resumed[name]) for name, weight in weights.items())
+    longer = after.model_copy(update={"train": after.train.model_copy(update={"max_steps": 4, "data_timeout_s": 0.2})})
+    with pytest.raises(UnavailableError, match=r"dropped meanwhile: .* score_version"):
+        run_training(longer, switched)
+
+
 def test_a_damaged_newest_checkpoint_changes_nothing_after_the_replay_from_the_one_before(
     tmp_path: Path, start: Path
 ) -> None:

@@ -52,8 +52,9 @@ def settle_group(
     *,
     algo: AlgoConfig,
     min_turns: int,
+    score_version: str | None = None,
 ) -> tuple[GroupSettlement, list[DBRecordData]]:
-    """Advantages of a group and its training rows.
+    """Advantages of a group and its training rows. `score_version`: whose scores the Records carry (score_versions.py).
 
     Records that the system ended, that failed or that have no usable score or `turn_scores` leave the baseline and
     count in `num_failed`, as do Records that are missing from the group. Splits that do not start with "train" are
@@ -80,6 +81,7 @@ def settle_group(
         scores=scores,
         episode_scores=_episode_scores(scored),
         engines=engines_of(turn for record in scored for turn in turns[record.id]),
+        score_version=score_version,
     )
     if not is_training:
         return replace(undecided, outcome=GroupOutcome.EVALUATED), []
@@ -96,7 +98,7 @@ def settle_group(
         )
         if not merged:
             untrained[record.id] = DropReason.NO_SAMPLED_TOKENS
-        rows.extend(merged)
+        rows.extend(replace(row, score_version=score_version) for row in merged)
     reasons = {record.id: untrained[record.id].value for record in scored if record.id in untrained}
     advantages = {record_id: earned.mean for record_id, earned in credit.items()}
     decided = replace(undecided, advantages=advantages, untrained=reasons)

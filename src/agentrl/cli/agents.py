@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from agentrl.algo.score_versions import scorer_of
 from agentrl.chat import ChatFormat
 from agentrl.cli.calls import read_spending
 from agentrl.config import RunConfig
@@ -19,7 +20,7 @@ from agentrl.protocols import ChatModel, Store
 from agentrl.rollout.browse import Browser
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.rollout.spending import PaidChat
-from agentrl.scoring import Judge, MCPScorerFactory, ScoringContext
+from agentrl.scoring import Judge, MCPScorerFactory, ScoringContext, parse_expression
 from agentrl.types import DispatchKind
 
 
@@ -46,6 +47,16 @@ def check_judge_is_there(config: RunConfig, scorers: Iterable[str]) -> None:
             f"scorer {needing[0]!r} asks a judge: set --agent_config_path to a file whose scorer_agent is on, "
             "or choose a rule such as em, f1, gaia or math"
         )
+
+
+def check_score_version(config: RunConfig) -> None:
+    """Refuse a `score_version` whose scorer is unknown or lacks its judge. Raises ConfigError."""
+    if config.algo.score_version is None:
+        return
+    scorer = scorer_of(config.algo.score_version)
+    for name in parse_expression(scorer).names:
+        MCPScorerFactory.check_name(name)
+    check_judge_is_there(config, [scorer])
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from agentrl.config.loss import LossConfig as LossConfig
 from agentrl.config.model_section import ModelConfig as ModelConfig
 from agentrl.config.reflection import ReflectionConfig as ReflectionConfig
 from agentrl.config.reflection import check_episode_credit
+from agentrl.config.scoring import ScoringConfig
 from agentrl.config.section import Section as Section
 
 SAMPLING_BOUNDS = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31 - 1), "min_p": (0, 1)}
@@ -174,7 +175,7 @@ class ToolsConfig(Section):
     max_tool_result_chars: int = Field(20_000, ge=100, description="A longer tool result is cut, and says so.")
 
 
-class RolloutConfig(ContextConfig):
+class RolloutConfig(ContextConfig, ScoringConfig):
     """How trajectories are made."""
 
     num_generations: int = Field(8, ge=1, description="Records per Task: the group size.")
@@ -214,17 +215,6 @@ class RolloutConfig(ContextConfig):
     )
     sampler_module: str | None = Field(
         None, description="Python file or dotted module with the AsyncSampler that makes the Records."
-    )
-    scorer_module: str | None = Field(
-        None, description="Python file or dotted module whose import registers further scorers."
-    )
-    agent_config_path: Path | None = Field(
-        None, description="YAML file with the models of the judge (`scorer_agent`) and of the `browse_agent`."
-    )
-    judge_patience_s: float = Field(
-        300.0,
-        ge=0,
-        description="Seconds for which a finished rollout is judged again while its judge is away; then `judge_error`.",
     )
     enable_sampling: bool = Field(True, description="Off: train on the rows that are in the database.")
     sync_sampling: bool = Field(False, description="Sample only at the newest policy version (max_staleness = 0).")
@@ -280,6 +270,11 @@ class AlgoConfig(CreditConfig):
         "within max_staleness.",
     )
     retrained_interval: int = Field(1, ge=1, description="Steps from one training of a group to the next, at least.")
+    score_version: str | None = Field(
+        None,
+        description="Train on the scores of this scorer (`agentcpm`), or of one version of it (`agentcpm @1a2b3c4d`), "
+        "that stand beside the Records' own (docs/scoring.md); empty: each Record's own score.",
+    )
     tasks_per_step: int = Field(12, ge=1, description="Groups per optimizer step.")
 
     @model_validator(mode="after")
@@ -400,6 +395,11 @@ class RunConfig(Section):
     def _check_episodes(self) -> RunConfig:
         if self.rollout.sampler_module is None:  # a sampler of the user's may score its turns on its own
             check_episode_credit(self.reflection, credit=self.algo)
+        if self.reflection.is_meta and self.algo.score_version is not None:
+            raise ValueError(
+                f"score_version = {self.algo.score_version} with several episodes per Record: another version scores "
+                "Records as a whole, credit needs a score of every episode; unset one of them"
+            )
         return self
 
     @model_validator(mode="after")

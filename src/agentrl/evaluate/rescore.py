@@ -15,11 +15,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.algo.score_versions import can_be_scored
 from agentrl.errors import ScoringError
 from agentrl.protocols import Store
 from agentrl.rollout.scoring import RecordScorer
 from agentrl.scoring import FORMAT_SCORER, MCPScorerFactory, parse_expression
-from agentrl.types import Record, RecordStatus, Score, StopReason, Task, ToolSpec, Turn
+from agentrl.types import Record, RecordStatus, Task, ToolSpec, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,7 @@ class RescorePlan:
         """Whether a Record has an outcome that can be scored: the policy ended it, or only its judge failed."""
         if self.split is not None and record.split != self.split:
             return False
-        is_unjudged = record.status is RecordStatus.FAILED and record.stop_reason is StopReason.JUDGE_ERROR
-        return is_unjudged or (record.status is RecordStatus.FINISHED and not self.only_judge_errors)
+        return can_be_scored(record) and not (self.only_judge_errors and record.status is RecordStatus.FINISHED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,11 +117,7 @@ class _Rescoring:
                 self.report.last_error = f"{record.id}: {error}"
                 logger.warning("%s cannot be scored: %s", record.id, error)
                 return
-            score = Score(
-                record_id=record.id, attempt=record.attempt, version=version, scorer=scorer, value=scored.value,
-                call_ids=scored.call_ids,
-            )  # fmt: skip
-            await self.store.put_score(score)
+            await self.store.put_score(scored.under(version, record=record, scorer=scorer))
         self.report.num_scored += 1
         self.report.versions[version] += 1
 

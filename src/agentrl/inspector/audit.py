@@ -24,6 +24,7 @@ from agentrl.inspector.audit_groups import (
     Recomputed,
     check_completeness,
     check_consumption,
+    check_score_versions,
     check_settlement,
     rebuild,
     recompute,
@@ -57,7 +58,7 @@ from agentrl.inspector.audit_rows import (
     check_values,
 )
 from agentrl.protocols import AuditStore, TaskState
-from agentrl.types import DBRecordData, EngineQuarantine, Record, RecordStatus, TaskStatus
+from agentrl.types import DBRecordData, EngineQuarantine, Record, RecordStatus, Score, TaskStatus
 
 PAGE_RECORDS = 128
 ROW_BLOCK = 256
@@ -136,6 +137,8 @@ class _Audit:
             self.verdicts.count(Check.SETTLEMENT)
             self.verdicts.add(check_completeness(facts))
             self.verdicts.add(check_settlement(facts, recomputed))
+            self.verdicts.count(Check.SCORE_VERSIONS)
+            self.verdicts.add(check_score_versions(facts, self.ledger))
         self._visit_consumption(facts)
         for row in facts.rows.values():
             self._visit_row(row, facts, recomputed)
@@ -260,6 +263,7 @@ async def _read_page(
         for record in await store.find_records([record_id for state in states for record_id in record_ids_of(state)])
     }
     calls = await store.find_dispatches([turn_id for record in records.values() for turn_id in record.turn_ids])
+    scores = await _read_scores(store, states, records=records)
     row_ids = {state.task.id: _row_ids(state, ledger) for state in states}
     rows = {row.id: row for row in await store.find_sequences([row_id for ids in row_ids.values() for row_id in ids])}
     return now, [
@@ -268,9 +272,22 @@ async def _read_page(
             records=tuple(records[record_id] for record_id in record_ids_of(state) if record_id in records),
             calls=calls,
             rows={row_id: rows[row_id] for row_id in row_ids[state.task.id] if row_id in rows},
+            scores=scores.get(state.task.id, {}),
         )
         for state in states
     ]
+
+
+async def _read_scores(
+    store: AuditStore, states: Sequence[TaskState], *, records: Mapping[str, Record]
+) -> dict[str, dict[str, Score]]:
+    """By Task, the Scores of the version its settlement names; nothing where it has the Records' own."""
+    scores = {}
+    for state in states:
+        if state.settlement is not None and state.settlement.score_version is not None:
+            group = [records[record_id] for record_id in record_ids_of(state) if record_id in records]
+            scores[state.task.id] = await store.find_scores(group, version=state.settlement.score_version)
+    return scores
 
 
 def _row_ids(state: TaskState, ledger: LedgerFacts) -> list[str]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
+from agentrl.algo.score_versions import with_scores
 from agentrl.config import RunConfig
 from agentrl.protocols import TaskState
 from agentrl.types import (
     DBRecordData,
     DispatchedSamplingTask,
     Record,
+    Score,
     StepStatus,
     TaskStatus,
     TrainStep,
     Turn,
 )
+
+_CLOCK_ERROR = timedelta(seconds=5)  # of a Score's time, and between a settlement's last look at Scores and its own
 
 Calls = Mapping[str, Sequence[DispatchedSamplingTask]]
 """Turn id -> the stored calls of that turn, by index."""
@@ -29,11 +34,30 @@ class GroupFacts:
     records: tuple[Record, ...]  # those found under the expected ids, by generation
     calls: Calls
     rows: Mapping[str, DBRecordData]  # by id: those its settlement names and those the ledger trained
+    scores: Mapping[str, Score] = field(default_factory=dict)  # by Record: of the version the settlement names
 
     @property
     def task_id(self) -> str:
         """Of the Task, and of the group."""
         return self.state.task.id
+
+    @property
+    def scored_records(self) -> Sequence[Record]:
+        """The Records as their settlement had to see them: with their own scores, or those of the version it names."""
+        settlement = self.state.settlement
+        if settlement is None or settlement.score_version is None:
+            return self.records
+        values = {
+            record_id: score.value
+            for record_id, score in self.scores.items()
+            if record_id in settlement.scores or self._was_there(score)
+        }
+        return with_scores(self.records, values, version=settlement.score_version)
+
+    def _was_there(self, score: Score) -> bool:
+        """Whether a Score is older than the settlement; one that was made later could not be used."""
+        settled_at = self.state.settled_at
+        return settled_at is not None and score.scored_at is not None and score.scored_at < settled_at - _CLOCK_ERROR
 
     @property
     def is_settled(self) -> bool:

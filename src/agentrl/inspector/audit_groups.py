@@ -29,16 +29,18 @@ class Recomputed:
 def recompute(facts: GroupFacts, *, config: RunConfig) -> Recomputed:
     """Settle the group again from its stored Records and turns, with the run's configuration."""
     turns = {record.id: facts.turns_of(record) for record in facts.records}
-    missing = [record.id for record in facts.records if turns[record.id] is None and is_scored(record)]
+    records = facts.scored_records
+    missing = [record.id for record in records if turns[record.id] is None and is_scored(record)]
     if missing:
         return Recomputed(settlement=None, rows={}, fault=f"calls of {missing[0]} are missing")
     try:
         settlement, rows = settle_group(
             facts.state.task,
-            facts.records,
+            records,
             {record_id: found or () for record_id, found in turns.items()},
             algo=config.algo,
             min_turns=config.rollout.min_turns,
+            score_version=None if facts.state.settlement is None else facts.state.settlement.score_version,
         )
     except ValueError as error:
         return Recomputed(settlement=None, rows={}, fault=str(error))
@@ -66,7 +68,7 @@ def check_completeness(facts: GroupFacts) -> Iterator[Finding]:
         yield Finding(check=Check.GROUP_COMPLETENESS, subject=facts.task_id, message=message)
         return
     wanted = facts.state.task.num_generations
-    num_scored = sum(is_scored(record) for record in facts.records)
+    num_scored = sum(is_scored(record) for record in facts.scored_records)
     shortfall = max(wanted, len(facts.records)) - num_scored
     if settlement.num_failed != shortfall:
         message = f"{num_scored} of {wanted} Records are scored, but num_failed = {settlement.num_failed}"
@@ -87,9 +89,10 @@ def check_settlement(facts: GroupFacts, recomputed: Recomputed) -> Iterator[Find
 
 
 def _settlement_faults(facts: GroupFacts, settlement: GroupSettlement, recomputed: Recomputed) -> Iterator[str]:
-    failed = [record.id for record in facts.records if not is_scored(record) and record.id in settlement.rewards]
+    failed = [r.id for r in facts.scored_records if not is_scored(r) and r.id in settlement.rewards]
     if failed:
-        yield f"{failed[0]} failed, but has reward {settlement.rewards[failed[0]]:g}"
+        why = "failed" if settlement.score_version is None else f"has no score of {settlement.score_version}"
+        yield f"{failed[0]} {why}, but has reward {settlement.rewards[failed[0]]:g}"
     is_dropped = settlement.outcome is GroupOutcome.DROPPED
     if is_dropped is not (settlement.drop_reason in _DROP_REASONS):
         yield f"{settlement.outcome.value} with drop reason {settlement.drop_reason}"
@@ -140,6 +143,27 @@ def _number_faults(name: str, stored: Mapping[str, float], expected: Mapping[str
     for record_id in stored.keys() & expected.keys():
         if not math.isclose(stored[record_id], expected[record_id], rel_tol=1e-9, abs_tol=1e-12):
             yield f"{name}[{record_id}] = {stored[record_id]:g}, recomputed {expected[record_id]:g}"
+
+
+def check_score_versions(facts: GroupFacts, ledger: LedgerFacts) -> Iterator[Finding]:
+    """Settlement, rows and steps name the same version of the scores the group was settled with."""
+    settlement = facts.state.settlement
+    if settlement is None:
+        return
+    version = settlement.score_version
+    for row in facts.rows.values():
+        if row.score_version != version:
+            message = f"was made from {_scores(row.score_version)}, its group was settled with {_scores(version)}"
+            yield Finding(check=Check.SCORE_VERSIONS, subject=row.id, message=message)
+    for number in ledger.steps_of_task.get(facts.task_id, ()):
+        stated = ledger.steps[number].score_versions.get(facts.task_id)
+        if stated != version:
+            message = f"step {number} uses it as settled with {_scores(stated)}, it was settled with {_scores(version)}"
+            yield Finding(check=Check.SCORE_VERSIONS, subject=facts.task_id, message=message)
+
+
+def _scores(version: str | None) -> str:
+    return "its Records' own scores" if version is None else f"scores of {version}"
 
 
 def check_consumption(facts: GroupFacts, ledger: LedgerFacts) -> Iterator[Finding]:

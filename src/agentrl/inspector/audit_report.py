@@ -23,6 +23,7 @@ class Check(StrEnum):
     RECORD_IDENTITY = "record_identity"
     GROUP_COMPLETENESS = "group_completeness"
     SETTLEMENT = "settlement"
+    SCORE_VERSIONS = "score_versions"
     STEP_TOTALS = "step_totals"
     TRAINED_TOKENS = "trained_tokens"
     CONSUMPTION = "consumption"
@@ -43,6 +44,7 @@ TITLES: Mapping[Check, tuple[str, str]] = {
     Check.RECORD_IDENTITY: ("records", "one Record per task and generation, under the id that says so"),
     Check.GROUP_COMPLETENESS: ("groups", "settled groups have all their Records, or say how many they lack"),
     Check.SETTLEMENT: ("groups", "rewards, advantages and drop reasons follow from the scores; no failure is a reward"),
+    Check.SCORE_VERSIONS: ("groups", "settlement, rows and steps name the same version of the scores they come from"),
     Check.STEP_TOTALS: ("rows", "masks, advantages and the ledger's totals agree with the rows"),
     Check.TRAINED_TOKENS: ("rows", "every trained token has a finite log-prob, an advantage and a policy version"),
     Check.CONSUMPTION: (

@@ -23,6 +23,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import BudgetSpentError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.group_scores import GroupScores
 from agentrl.rollout.partial import LegLimits, PutDown, newest_version
 from agentrl.rollout.patience import Patience
 from agentrl.rollout.recovery import unresumable_tools
@@ -50,6 +51,7 @@ class GroupRunner:
     agent: Agent
     sampler_class: type[AsyncSampler]
     slots: asyncio.Semaphore
+    group_scores: GroupScores | None = None  # None: groups are settled with the Records' own scores
     num_in_flight: int = 0  # Records being sampled now
     put_down: PutDown = field(init=False)  # Records that wait for the next policy version
 
@@ -75,12 +77,16 @@ class GroupRunner:
                 await self.store.release_claim(claim)
                 raise refusals[0]
             finished = [outcome for outcome in outcomes if not isinstance(outcome, BudgetSpentError)]
+        await self._settle(claim, finished)
+
+    async def _settle(self, claim: TaskClaim, finished: Sequence[tuple[Record, tuple[Turn, ...]]]) -> None:
         settlement, sequences = settle_group(
             claim.task,
-            [record for record, _ in finished],
+            await self._scored(claim, finished),
             {record.id: turns for record, turns in finished},
             algo=self.config.algo,
             min_turns=self.config.rollout.min_turns,
+            score_version=None if self.group_scores is None else self.group_scores.version,
         )
         await self.store.settle_task(claim, settlement, sequences)
         logger.info(
@@ -90,6 +96,16 @@ class GroupRunner:
             f" ({settlement.drop_reason})" if settlement.drop_reason else "",
             [round(reward, 3) for reward in settlement.rewards.values()],
         )
+
+    async def _scored(self, claim: TaskClaim, finished: Sequence[tuple[Record, tuple[Turn, ...]]]) -> list[Record]:
+        """The Records with the scores the group is settled with. Without money for them the claim is given back."""
+        if self.group_scores is None:
+            return [record for record, _ in finished]
+        try:
+            return await self.group_scores.of_group(claim.task, finished, tools=self.agent.toolbox.list_tools())
+        except BudgetSpentError:
+            await self.store.release_claim(claim)
+            raise
 
     async def _run_or_put_down(
         self, claim: TaskClaim, record: Record

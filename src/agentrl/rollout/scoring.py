@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from agentrl.protocols import ScoreStore
 from agentrl.scoring import JudgeCall, ScoreRequest, ScoringContext, score_request
-from agentrl.types import DispatchedSamplingTask, DispatchKind, Record, Task, ToolSpec, Turn
+from agentrl.types import DispatchedSamplingTask, DispatchKind, Record, Score, Task, ToolSpec, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,13 @@ class Scored:
 
     value: float
     call_ids: tuple[str, ...]
+
+    def under(self, version: str, *, record: Record, scorer: str) -> Score:
+        """As a fact of the Record's present attempt."""
+        return Score(
+            record_id=record.id, attempt=record.attempt, version=version, scorer=scorer, value=self.value,
+            call_ids=self.call_ids,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from agentrl.pacing import Pace
 from agentrl.protocols import FleetStore, GenerationClient, Store, TaskStore, Toolbox
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.browse import Browser
+from agentrl.rollout.group_scores import GroupScores
 from agentrl.rollout.groups import GroupRunner
 from agentrl.rollout.parts import RunParts
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
@@ -132,6 +133,9 @@ class SamplerWorker:
             agent=agent,
             sampler_class=sampler_class,
             slots=asyncio.Semaphore(config.rollout.max_concurrent_samples_per_process),
+            group_scores=(
+                GroupScores.from_config(config, scoring=agent.scoring, store=store) if split == "train" else None
+            ),
         )
         owner = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         return cls(config=config, split=split, store=store, runner=runner, owner=owner, started_at=_utc_now())

@@ -143,6 +143,7 @@ def _state_from_document(document: Document) -> TaskState:
         sequences=() if settlement is None else tuple(SequenceSummary(**row) for row in settlement["sequences"]),
         consumed_step=document.get("consumed_step"),
         drop_reason=document.get("drop_reason"),
+        settled_at=document.get("settled_at"),
     )
 
 

@@ -170,6 +170,7 @@ def settlement_to_document(settlement: GroupSettlement, *, sequences: Sequence[S
             for sequence in sequences
         ],
         "engines": [[use.service_id, use.first_s, use.last_s] for use in settlement.engines],
+        "score_version": settlement.score_version,
     }
 
 
@@ -197,6 +198,7 @@ def settlement_from_document(task_id: str, settlement: Mapping[str, Any]) -> Gro
             EngineUse(service_id=service_id, first_s=first_s, last_s=last_s)
             for service_id, first_s, last_s in settlement.get("engines", ())
         ),
+        score_version=settlement.get("score_version"),
     )
 
 

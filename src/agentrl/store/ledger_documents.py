@@ -49,6 +49,8 @@ def sequence_to_document(sequence: DBRecordData) -> Encoded:
         "reward": sequence.reward,
         "turn_ids": list(sequence.turn_ids),
     }
+    if sequence.score_version is not None:
+        document["score_version"] = sequence.score_version
     return with_payload(SEQUENCE, document, arrays)
 
 
@@ -68,6 +70,7 @@ def sequence_from_document(document: Mapping[str, Any], *, parts: Sequence[bytes
         policy_versions=arrays["policy_versions"],
         reward=document["reward"],
         turn_ids=tuple(document["turn_ids"]),
+        score_version=document.get("score_version"),
     )
 
 
@@ -85,6 +88,7 @@ def step_to_document(step: TrainStep) -> Document:
         "sequence_ids": list(step.sequence_ids),
         "dropped": [{"id": task_id, "reason": reason} for task_id, reason in step.dropped.items()],
         "retained": list(step.retained),
+        "score_versions": [{"id": task_id, "version": version} for task_id, version in step.score_versions.items()],
         "metrics": codec.encode_json_value(step.metrics),
         "alarms": alarms_to_documents(step.alarms),
         "attempts": step.attempts,
@@ -105,6 +109,7 @@ def step_from_document(document: Mapping[str, Any]) -> TrainStep:
         sequence_ids=tuple(document["sequence_ids"]),
         dropped={drop["id"]: drop["reason"] for drop in document["dropped"]},
         retained=tuple(document.get("retained", ())),
+        score_versions={entry["id"]: entry["version"] for entry in document.get("score_versions", ())},
         metrics=codec.decode_json_value(document["metrics"]),
         alarms=tuple(_alarm_from_document(alarm) for alarm in document.get("alarms", ())),
         attempts=document["attempts"],

@@ -50,6 +50,7 @@ class MemoryAuditReads:
                 sequences=state.sequences,
                 consumed_step=state.consumed_step,
                 drop_reason=state.drop_reason,
+                settled_at=state.settled_at,
             )
             for state in states
         ]

@@ -4,8 +4,9 @@
          | no                                                                               |
     sampling on:  oldest `tasks_per_step` settled groups (reuse.py); a group with a token   +-> store.plan_step
                   older than `max_staleness` is dropped as "stale", one that a quarantined  |   (first plan wins)
-                  engine sampled for as "quarantined_engine"; groups dropped at settlement  |
-                  are consumed without being trained; a batch without signal does not step  |
+                  engine sampled for as "quarantined_engine", one that was settled with     |
+                  other scores as "score_version"; groups dropped at settlement are         |
+                  consumed without being trained; a batch without signal does not step      |
     sampling off: the next `sft_batch_size` rows of the epoch's shuffled order -------------+
 
 The plan is in the ledger before anything is trained, and carries the group metrics: a replay needs the rows only.
@@ -24,6 +25,7 @@ import numpy as np
 
 from agentrl.algo.layouts import DEFAULT_RULE, LayoutRule
 from agentrl.algo.row_faults import row_faults
+from agentrl.algo.score_versions import OTHER_VERSION, other_versions, versions_of
 from agentrl.algo.suspects import QUARANTINED_ENGINE, spoiled_by
 from agentrl.algo.trie import summarise_groups
 from agentrl.config.sections import RunConfig
@@ -41,7 +43,8 @@ log = logging.getLogger(__name__)
 
 TRAIN_SPLIT = "train"
 STALE = "stale"
-NO_DATA = frozenset({STALE, RETIRED, QUARANTINED_ENGINE})  # dropping it must not prolong the wait for data
+# Dropping one of these must not prolong the wait for data.
+NO_DATA = frozenset({STALE, RETIRED, QUARANTINED_ENGINE, OTHER_VERSION})
 SIGNAL_PATIENCE = 10  # full batches without signal may prolong the wait to so many times data_timeout_s
 _COMMANDS_OF_A_LOOK = 2  # settled groups, and whether sampling was stopped
 SHORTEST_POLL_S = 0.02
@@ -126,6 +129,7 @@ class StepPlanner:
             task_ids=[group.settlement.task_id for group in settled],
             dropped=_drop_reasons(settled),
             retained=reuse.retained(settled),
+            score_versions=versions_of(settled),
             metrics=metrics,
             planned_at=self._checked_at,
         )
@@ -213,6 +217,7 @@ class StepPlanner:
             if is_stale(group, policy_version=reuse.step - 1, max_staleness=reuse.max_staleness)
         }
         stale |= dict.fromkeys(reuse.retired(settled, step=reuse.step), RETIRED)
+        stale |= other_versions(settled, wanted=self._config.algo.score_version)
         if stale or len(groups) < self._config.algo.tasks_per_step:
             return stale
         if not any(row.num_trained_tokens for group in groups if _trains(group) for row in group.sequences):
@@ -321,6 +326,7 @@ def _planned(
     task_ids: Sequence[str] = (),
     dropped: Mapping[str, str] | None = None,
     retained: Sequence[str] = (),
+    score_versions: Mapping[str, str] | None = None,
     metrics: Mapping[str, float] | None = None,
     planned_at: datetime | None = None,
 ) -> TrainStep:
@@ -332,6 +338,7 @@ def _planned(
         sequence_ids=tuple(sequence_ids),
         dropped=dict(dropped or {}),
         retained=tuple(retained),
+        score_versions=dict(score_versions or {}),
         metrics=dict(metrics or {}),
         planned_at=planned_at,
     )

@@ -74,6 +74,7 @@ def settle(
     outcome: GroupOutcome = GroupOutcome.TRAINABLE,
     reason: str | None = None,
     engines: tuple[EngineUse, ...] = (),
+    score_version: str | None = None,
 ) -> list[str]:
     """Put a settled group of two Records into the store the way a sampler does; returns its row ids."""
     task = Task(id=f"train:0:{name}", item_id=name, split="train", epoch=0, query="?", answer="!", num_generations=2)
@@ -88,6 +89,7 @@ def settle(
         rewards={f"{task.id}/g0": 1.0, f"{task.id}/g1": 0.0},
         advantages={},
         engines=engines,
+        score_version=score_version,
     )
 
     async def write(store: MemoryStore) -> None:
@@ -144,6 +146,28 @@ def test_stale_groups_are_dropped_by_name_and_counted(tmp_path: Path) -> None:
         assert plan.entry.metrics["num_dropped_stale"] == 1
         left = feed.call(lambda store: store.settled_groups(split="train", limit=9))
         assert "train:0:old" not in {group.settlement.task_id for group in left}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [(None, "own"), ("em", "em"), ("em @00000001", "em"), ("0.5*f1 + 0.5*em", "sum"), ("f1", None)],
+)
+def test_groups_settled_with_other_scores_than_wanted_are_dropped_by_name_and_counted(
+    tmp_path: Path, wanted: str | None, taken: str | None
+) -> None:
+    versions = {"own": None, "em": "em @00000001", "sum": "0.5*f1 + 0.5*em @00000002"}
+    config = config_for(tmp_path, algo={"tasks_per_step": 1, "score_version": wanted}, train={"data_timeout_s": 0.05})
+    with open_planner(MemoryStore(), config) as (planner, feed):
+        for name, version in versions.items():
+            settle(feed, name, score_version=version)
+        if taken is None:
+            with pytest.raises(UnavailableError, match="3 score_version"):
+                planner.plan(1)
+            return
+        plan = planner.plan(1)
+        assert plan.entry.task_ids == (f"train:0:{taken}",)
+        version = versions[taken]
+        assert plan.entry.score_versions == ({} if version is None else {f"train:0:{taken}": version})
 
 
 def test_a_batch_without_signal_does_not_step(tmp_path: Path) -> None:

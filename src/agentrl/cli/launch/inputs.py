@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from agentrl.chat import ChatFormat
+from agentrl.cli.agents import check_score_version
 from agentrl.cli.calls import check_call_files
 from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
@@ -39,6 +40,7 @@ def check_inputs(config: RunConfig) -> None:
         load_server_configs(config.tools)
     if config.rollout.scorer_module is not None:
         load_scorers(config.rollout.scorer_module)
+    check_score_version(config)
     sampler_of(config)
     if not is_made_by_profile(config, "train_file"):
         read_task_file(config, "train_file")
