@@ -42,6 +42,7 @@ Answer = str | int | float | bool | list[Any] | dict[str, Any]
 SCHEMA_VERSION = 2  # 2: a dispatch leaves out what its ids, or its only policy version, say already
 BRANCH = "branch"  # in the request of a model call that starts a new context: {"strategy", "because", ...}
 EPISODE = "episode"  # in that of a call that starts an episode after the first: {"number", "after"}
+CONVERSATION = "conversation"  # strategy of a branch that is another conversation of the Record, or a return to it
 FINAL_ANSWER = "final_answer"  # in that of a forced final answer: the stop reason it stands for
 
 

@@ -20,6 +20,7 @@ from agentrl.inspector.records import score_text
 from agentrl.protocols import ReadStore
 from agentrl.types import (
     BRANCH,
+    CONVERSATION,
     EPISODE,
     FINAL_ANSWER,
     DispatchedSamplingTask,
@@ -109,7 +110,7 @@ def _turn(turn: Turn) -> Iterator[RenderableType]:
         if tokens.logprobs:
             notes.append(f"mean log-prob {math.fsum(tokens.logprobs) / len(tokens.logprobs):.3f}")
     if BRANCH in model.request:
-        notes.append("new context: {strategy}, because of {because}".format(**model.request[BRANCH]))
+        notes.append(_branch(model.request[BRANCH]))
     if EPISODE in model.request:
         notes.append("episode {number} begins: the one before ended with {after}".format(**model.request[EPISODE]))
     if FINAL_ANSWER in model.request:
@@ -119,6 +120,12 @@ def _turn(turn: Turn) -> Iterator[RenderableType]:
     yield _message("assistant", _response_text(model))
     for call in turn.tools:
         yield _tool_call(call)
+
+
+def _branch(branch: Mapping[str, str]) -> str:
+    if branch["strategy"] == CONVERSATION:
+        return f"said by {branch['because']}"
+    return f"new context: {branch['strategy']}, because of {branch['because']}"
 
 
 def _tool_call(call: DispatchedSamplingTask) -> RenderableType:

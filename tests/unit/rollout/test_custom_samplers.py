@@ -13,7 +13,7 @@ from agentrl.inspector.audit import audit_run
 from agentrl.rollout import AsyncSampler, Conversation, MCPSampler, MetaEpisodeSampler
 from agentrl.rollout.custom import load_sampler, sampler_of
 from agentrl.store import MemoryStore
-from agentrl.types import RecordStatus, StopReason, TaskClaim
+from agentrl.types import BRANCH, DBRecordData, RecordStatus, StopReason, TaskClaim
 from factories import make_task
 from group_run import claim_task, make_agent, make_config, records_and_rows, run_group
 from scripted_engine import ScriptedEngine
@@ -127,6 +127,64 @@ async def test_an_environment_that_says_something_else_after_a_takeover_is_a_typ
     assert (record.status, record.stop_reason, record.score) == (RecordStatus.FAILED, StopReason.ABORTED, None)
     assert "says something else before turn 1" in str(record.error)
     assert (engine.requests, rows) == ([], [])
+
+
+QUESTION = replace(make_task("six", num_generations=2, query="What is 6 times 7?", answer="42"), scorer="math")
+DEBATE = str(EXAMPLE.with_name("solver_and_critic.py"))
+
+
+def debate(context: str, depth: int) -> str:
+    """The first Record is corrected by its critic; the second one's critic lets a mistake pass."""
+    if "Check the answer" in context:
+        return "6 times 7 is more." if "Answer: 41" in context and "Answer: 42" not in context else "ACCEPT"
+    if "objects" in context:
+        return "<answer>42</answer>"
+    return f"<answer>{41 if depth == 0 else 43}</answer>"
+
+
+async def test_two_agents_are_two_branches_of_a_record_and_two_training_rows(model_dir: Path) -> None:
+    store = MemoryStore()
+    claim = await claim_task(store, QUESTION)
+    engine = ScriptedEngine(model_dir, debate)
+    await run_group(claim, store=store, engine=engine, sampler=load_sampler(DEBATE))
+    records, rows = await records_and_rows(store, QUESTION)
+    long, short = sorted(records, key=lambda record: -len(record.turn_ids))
+    assert [(r.score, r.answer, len(r.turn_ids)) for r in (long, short)] == [(1.0, "42", 4), (0.0, "43", 2)]
+    solver, critic = sorted((row for row in rows if row.record_id == long.id), key=lambda row: row.id)
+    assert [row.turn_ids for row in (solver, critic)] == [long.turn_ids[0::2], long.turn_ids[1::2]]
+
+    def said(row: DBRecordData, *, is_trained: bool) -> str:
+        ids = row.token_ids[row.loss_mask == is_trained].tolist()
+        return engine.tokenizer.decode(ids, skip_special_tokens=False)
+
+    assert said(solver, is_trained=True) == "<answer>41</answer><|im_end|><answer>42</answer><|im_end|>"
+    assert said(critic, is_trained=True) == "6 times 7 is more.<|im_end|>ACCEPT<|im_end|>"
+    assert "A reviewer objects: 6 times 7 is more." in said(solver, is_trained=False)
+    assert "Check the answer" not in said(solver, is_trained=False)
+    assert set(solver.advantages[solver.loss_mask]) == set(critic.advantages[critic.loss_mask])
+    report = await audit_run(store, config=make_config(), run_dir=None)
+    assert report.found == frozenset()
+    turns = await store.load_turns(long)
+    assert [turn.model.request.get(BRANCH, {}).get("because") for turn in turns] == [None, "critic", "solver", "critic"]
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 3, 4])
+async def test_a_debate_whose_sampler_dies_is_continued_by_the_next_one(model_dir: Path, num_requests: int) -> None:
+    def script(context: str, depth: int) -> str | BaseException:
+        return KeyError("dead") if len(engine.requests) == num_requests else debate(context, 0)
+
+    store, solo = MemoryStore(), replace(QUESTION, num_generations=1)
+    engine = ScriptedEngine(model_dir, script)
+    first = await claim_task(store, solo)
+    with pytest.raises(ExceptionGroup):
+        await run_group(first, store=store, engine=engine, sampler=load_sampler(DEBATE))
+    await store.release_claim(first)
+    [second] = await store.claim_tasks(split="train", owner="second", lease_s=60, limit=1)
+    await run_group(second, store=store, engine=engine, sampler=load_sampler(DEBATE))
+    ((record,), _) = await records_and_rows(store, solo)
+    assert (record.score, len(record.turn_ids), record.attempt) == (1.0, 4, 1)
+    assert len(engine.requests) == 5  # four completions and the one nobody got
+    assert [turn.tokens.parent_turn for turn in await store.load_turns(record)] == [-1, -1, 0, 1]
 
 
 def test_without_a_module_the_sampler_is_the_default() -> None:
