@@ -71,7 +71,7 @@ def run(invocation: Invocation) -> int:
         report = uvloop.run(_rescore(config, plan=plan))
     except BaseExceptionGroup as errors:  # of Records scored at the same time
         raise first_refusal(errors) or errors from errors
-    _show(report, console=console, run_name=config.run.run_name)
+    _show(report, console=console)
     return 1 if report.num_failed else 0
 
 
@@ -101,13 +101,13 @@ async def _tools(config: RunConfig, *, plan: RescorePlan, stack: AsyncExitStack)
     return toolbox.list_tools()
 
 
-def _show(report: RescoreReport, *, console: Console, run_name: str) -> None:
+def _show(report: RescoreReport, *, console: Console) -> None:
     console.print(f"{report.num_scored} records scored, {report.num_known} were scored before")
     for version, count in (report.versions or {}).items():
         console.print(plain(f"{version}: {count} records"), soft_wrap=True)
     if report.num_failed:
         failed = f"{report.num_failed} could not be scored, the last one {report.last_error}"
-        console.print(plain(f"{failed}; run agentrl rescore {run_name} again", style="red"), soft_wrap=True)
+        console.print(plain(f"{failed}; run the same command again", style="red"), soft_wrap=True)
 
 
 async def _list_versions(config: RunConfig, *, console: Console) -> None:
@@ -135,8 +135,10 @@ def find_version(name: str, *, known: Mapping[str, int]) -> str:
     found = [version for version in known if version.endswith(name) or version.rpartition(" @")[0] == name]
     if len(found) == 1:
         return found[0]
-    problem = "fits several" if found else "fits none"
-    raise ConfigError(f"version {name!r} {problem} of: {', '.join(found or known) or 'none yet'}; see --versions")
+    if found:
+        end = found[0].rpartition("@")[2]
+        raise ConfigError(f"version {name!r} fits several of: {', '.join(found)}; name one by its end, such as {end}")
+    raise ConfigError(f"version {name!r} fits none of: {', '.join(known) or 'none yet'}; see --versions")
 
 
 async def _values(store: Store, *, version: str) -> dict[str, float]:

@@ -4,6 +4,9 @@
     model 2 ── the same ◄──────────── still failing, or an error no retry can mend ─────────────┘
     ...            one deadline over everything: requests, delays, failover
 
+A model that failed so, or refused the key, rests for half a minute: requests go to the others at once while there are
+any. So an outage of the first model costs its retries once, not with every request.
+
 Retryable are 429, 5xx, a connection that fails or breaks off, a request past its own timeout, and a body that is no
 chat completion. A wrong key or a refused request goes to the next model at once.
 """
@@ -30,6 +33,7 @@ _LONGEST_DELAY_S = 30.0
 _MAX_REPLY_BYTES = 8 * 1024 * 1024
 _SHOWN_CHARACTERS = 300
 MASK = "***"
+REST_S = 30.0
 
 
 class HttpChatModel:
@@ -46,6 +50,7 @@ class HttpChatModel:
         self._agent = agent
         self._body = {**(parameters or {}), **agent.extra_body}
         self._rng = rng or random.Random()
+        self._rests_until: dict[ChatEndpoint, float] = {}  # by the event loop's clock
         timeout = httpx2.Timeout(agent.timeout, connect=min(_CONNECT_TIMEOUT_S, agent.timeout))
         self._client = httpx2.AsyncClient(timeout=timeout, limits=httpx2.Limits(max_connections=None))
 
@@ -61,29 +66,42 @@ class HttpChatModel:
     async def complete(self, messages: Sequence[Mapping[str, str]], *, deadline_s: float) -> ChatReply:
         """See ChatModel.complete."""
         attempts = 0
-        last: ChatError | None = None
+        errors: list[ChatError] = []
         try:
             async with asyncio.timeout(deadline_s):
-                for endpoint in self._agent.models:
+                for endpoint in self._awake():
                     delay_s = self._agent.retry_delay
                     for attempt in range(1, self._agent.max_retries + 1):
                         attempts += 1
                         try:
                             return await self._request(endpoint, messages, num_attempts=attempts)
                         except ChatError as error:
-                            last = error
-                        logger.warning("attempt %d: %s", attempts, last)
-                        if not last.retryable or attempt == self._agent.max_retries:
+                            errors.append(error)
+                        logger.warning("attempt %d: %s", attempts, errors[-1])
+                        if not errors[-1].retryable or attempt == self._agent.max_retries:
                             break
                         await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.5))
                         delay_s = min(delay_s * self._agent.backoff_factor, _LONGEST_DELAY_S)
+                    self._rest(endpoint, errors[-1])
         except TimeoutError:
-            seen = f"; before that, {last}" if last is not None else ""
+            seen = f"; before that, {errors[-1]}" if errors else ""
             message = f"no chat model replied within {deadline_s:g} s ({attempts} requests{seen})"
-            raise ChatError(message, kind=ChatErrorKind.TIMEOUT) from last
-        assert last is not None
-        message = f"no chat model replied ({attempts} requests to {', '.join(self.models)}): {last}"
-        raise ChatError(message, kind=last.kind) from last
+            raise ChatError(message, kind=ChatErrorKind.TIMEOUT) from (errors[-1] if errors else None)
+        # The last model may have refused for good; another one that may be back later is what the caller can wait for.
+        told = next((error for error in reversed(errors) if error.retryable), errors[-1])
+        message = f"no chat model replied ({attempts} requests to {', '.join(self.models)}): {told}"
+        raise ChatError(message, kind=told.kind) from told
+
+    def _awake(self) -> Sequence[ChatEndpoint]:
+        """The models to try, in their order: without those that rest, but for the case that all do."""
+        now = asyncio.get_running_loop().time()
+        awake = [endpoint for endpoint in self._agent.models if self._rests_until.get(endpoint, now) <= now]
+        return awake or self._agent.models
+
+    def _rest(self, endpoint: ChatEndpoint, error: ChatError) -> None:
+        """Leave a model alone for a while, unless only this one request was wrong."""
+        if error.kind is not ChatErrorKind.REJECTED:
+            self._rests_until[endpoint] = asyncio.get_running_loop().time() + REST_S
 
     async def _request(
         self, endpoint: ChatEndpoint, messages: Sequence[Mapping[str, str]], *, num_attempts: int

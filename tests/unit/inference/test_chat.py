@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config.agent_config import ScorerAgentConfig
 from agentrl.errors import ChatError, ChatErrorKind
-from agentrl.inference.chat import HttpChatModel
+from agentrl.inference.chat import REST_S, HttpChatModel
 from chat_server import DROP, EMPTY, HANG, MALFORMED, SLOW_DRIP, TRUNCATED, Fault, Status, chat_server
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -65,6 +65,51 @@ async def test_the_next_model_answers_when_the_first_one_stays_away():
     async with chat_server(lambda request: Status(500)) as first, chat_server(lambda request: "yes") as second:
         reply = await complete(agent(first.url, second.url))
     assert (reply.text, reply.model, reply.num_attempts) == ("yes", "m1", 4)
+
+
+@pytest.mark.parametrize("fault", [Status(500), Status(429), Status(401)], ids=str)
+async def test_a_model_that_failed_is_passed_over_while_another_one_answers_and_tried_again_after_its_rest(
+    fault, monkeypatch
+):
+    is_down = True
+    async with (
+        chat_server(lambda request: fault if is_down else "first again") as first,
+        chat_server(lambda request: "second") as second,
+    ):
+        model = HttpChatModel(agent(first.url, second.url, max_retries=2))
+        assert [(await model.complete(ASK, deadline_s=9)).text for _ in range(3)] == ["second"] * 3
+        assert len(first.requests) == (1 if fault.code == 401 else 2)
+        is_down = False
+        assert (await model.complete(ASK, deadline_s=9)).text == "second"
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + REST_S)
+        assert (await model.complete(ASK, deadline_s=9)).text == "first again"
+        await model.close()
+
+
+async def test_when_all_models_rest_all_are_tried():
+    async with chat_server(lambda request: Status(503) if request["attempt"] < 4 else "back") as server:
+        model = HttpChatModel(agent(server.url, server.url, max_retries=2))
+        with pytest.raises(ChatError):
+            await model.complete(ASK, deadline_s=9)
+        assert (await model.complete(ASK, deadline_s=9)).text == "back"
+        await model.close()
+
+
+async def test_a_request_that_is_refused_makes_no_model_rest():
+    async with (
+        chat_server(lambda request: Status(400) if request["attempt"] == 0 else "first") as first,
+        chat_server(lambda request: "second") as second,
+    ):
+        model = HttpChatModel(agent(first.url, second.url))
+        assert [(await model.complete(ASK, deadline_s=9)).text for _ in range(2)] == ["second", "first"]
+        await model.close()
+
+
+async def test_an_outage_counts_as_one_although_the_last_model_refuses_the_key():
+    async with chat_server(lambda request: Status(503)) as first, chat_server(lambda request: Status(401)) as second:
+        with pytest.raises(ChatError, match="status 503") as caught:
+            await complete(agent(first.url, second.url))
+    assert caught.value.retryable
 
 
 async def test_a_server_that_hangs_costs_its_timeout_and_then_the_next_one_answers():
