@@ -16,9 +16,12 @@ async def sample_split(
     """The Tasks of the rows and their final Records, newest first. Records that are there already are not repeated."""
     tasks = build_tasks(rows, split=split, epoch=0, num_generations=num_generations)
     await parts.store.insert_tasks(tasks)
+    # By the size of a group the worker decides how many Tasks run at a time.
+    rollout = parts.config.rollout.model_copy(update={"num_generations": num_generations})
     worker = SamplerWorker.build(
-        parts.config, split=split, store=parts.store, toolbox=parts.toolbox, client=parts.client, chat=parts.chat,
-        sampler_class=parts.sampler_class, scoring=parts.scoring, browser=parts.browser,
+        parts.config.model_copy(update={"rollout": rollout}), split=split, store=parts.store, toolbox=parts.toolbox,
+        client=parts.client, chat=parts.chat, sampler_class=parts.sampler_class, scoring=parts.scoring,
+        browser=parts.browser,
     )  # fmt: skip
     worker.call_tools_with(parts.caller)
     async with worker.upkeep():
