@@ -102,9 +102,15 @@ def show_reports(
 
 def _stem(report: ScalingReport) -> str:
     """A file name for the report: the same question again replaces it, another one does not."""
-    turns = f"-turns{report.turns[-1].turn}" if report.turns else ""
-    samples = f"-samples{report.samples[-1].samples}" if report.samples else ""
+    turns = _span("turns", [point.turn for point in report.turns])
+    samples = _span("samples", [point.samples for point in report.samples])
     return f"v{report.policy_version}{turns}{samples}-t{report.temperature:g}"
+
+
+def _span(name: str, numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    return f"-{name}{numbers[-1]}" if numbers[0] == 1 else f"-{name}{numbers[0]}to{numbers[-1]}"
 
 
 def _turn_table(report: ScalingReport) -> Table:
