@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+MAX_DEPTH = 64  # of brackets in the arguments of a call; no tool's come near
 
 
 class ToolStatus(StrEnum):
@@ -147,3 +149,32 @@ class ToolCall:
     def key(self) -> str:
         """The idempotency key: a call of this key is executed once, as far as its result reached the journal."""
         return f"{self.record_id}/{self.turn:03d}/{self.index}/{self.content_hash}"
+
+
+def why_unusable(value: Any) -> str | None:
+    """Why a decoded JSON value cannot be checked, stored and sent, as the end of a sentence; None if it can."""
+    if _is_too_deep(value):
+        return f"has more than {MAX_DEPTH} brackets inside each other"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "contains half of a surrogate pair (\\ud800-\\udfff)"
+    except ValueError:
+        return "contains a number of thousands of digits"
+    return None
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether a value is nested so that what goes through it by recursion may fail."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()

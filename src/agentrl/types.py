@@ -34,6 +34,7 @@ from agentrl.tool_calls import ToolRequest as ToolRequest
 from agentrl.tool_calls import ToolResult as ToolResult
 from agentrl.tool_calls import ToolSpec as ToolSpec
 from agentrl.tool_calls import ToolStatus as ToolStatus
+from agentrl.tool_calls import why_unusable as why_unusable
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

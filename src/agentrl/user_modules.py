@@ -1,4 +1,7 @@
-"""Python files and modules that a user names in a setting: scorers, samplers, losses."""
+"""What users write in Python: modules named in a setting (scorers, samplers, losses), and calls of their functions.
+
+Whatever such a function raises is an outcome of that call, and never the end of the process.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, TypeVar
 
 from agentrl.errors import ConfigError
 
+T = TypeVar("T")
+
+_MAX_SHOWN_CHARS = 500
 _OURS: Final = str(Path(__file__).parent)
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen", _OURS)
 
@@ -64,3 +71,41 @@ def place_in_user_code(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+class UserFunctionError(Exception):
+    """A user's function raised what must not go through an event loop; the message names it."""
+
+
+async def without_exit(work: Awaitable[T]) -> T:
+    """What `work` gives. An exit raised in it, which would end the event loop, becomes a UserFunctionError."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise UserFunctionError(described(error)) from None
+
+
+def without_end(function: Callable[[], T]) -> Callable[[], T]:
+    """`function`, to be called in a thread: what ends iterations, threads or processes becomes a UserFunctionError."""
+
+    def call() -> T:
+        try:
+            return function()
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            raise UserFunctionError(described(error)) from None
+
+    return call
+
+
+def described(error: BaseException) -> str:
+    """Type and message of what a user's code raised, bounded in length, whatever its `__str__` does."""
+    if isinstance(error, UserFunctionError):
+        return str(error)
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  the exception is the user's, and so is its text
+        message = "its message cannot be shown"
+    text = f"{type(error).__name__}: {message[:_MAX_SHOWN_CHARS]}"
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -23,10 +23,12 @@ async def run(code, *, limits=LIMITS):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
+def nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert not list(tmp_path.iterdir())
 
 
 async def test_both_outputs_come_back_and_a_warning_is_no_error():
@@ -74,6 +76,17 @@ async def test_nothing_of_the_environment_reaches_a_script(monkeypatch):
         ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "bytes of output"),
         ("import time\nfor n in range(10**6): open(f'{n}', 'w').close()", "files"),
         ("import os, time\nfor n in range(10**6): os.mkdir(f'{n}')", "files"),
+        ("import os, time\nfor n in range(9999): os.mkdir('d'); os.chdir('d')\ntime.sleep(9)", "levels deep"),
+        (
+            "import os, time\nfor n in range(18): os.mkdir('d' * 250); os.chdir('d' * 250)\n"
+            "for n in range(99): open(f'{n}', 'w').close()\ntime.sleep(9)",
+            "cannot be looked into",
+        ),
+        (
+            "import threading, time\nthreading.stack_size(2**15)\n"
+            "for n in range(99): threading.Thread(target=time.sleep, args=(9,)).start()",
+            "64 threads",
+        ),
         ("import time\nfor n in range(99):\n  open(f'{n}', 'wb').write(b'x' * 2**20)\n  time.sleep(0.02)", "8 MiB"),
     ],
 )
@@ -127,6 +140,8 @@ async def test_memory_beyond_the_limit_is_an_error_of_the_script(code):
         "import os; os.memfd_create('x')",
         "import os; os.mknod('x', 0o20666, os.makedev(1, 3))",
         "import os; os.nice(-5)",
+        "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "import fcntl, os; fcntl.ioctl(os.pipe()[0], 0x8901, b'1234')",
     ],
 )
 async def test_processes_signals_and_sockets_are_out_of_reach(code):
@@ -142,8 +157,11 @@ async def test_system_calls_made_past_python_are_denied_as_well():
         "def call(*a): r = c.syscall(*map(ctypes.c_long, a)); return ctypes.get_errno() if r < 0 else 0\n"
         "print(call(57), call(435, 0, 0), call(41, 2, 1, 0), call(101, 0, 0, 0, 0), call(425, 8, 0))\n"
         "print(call(272, 0x20000))\n"
+        "print(call(30, 1, 0, 0), call(66, 1, 0, 0), call(69, 1, 0, 0, 0), call(241, 0))  # what others share\n"
+        "print(call(157, 1, 0))  # to outlive the server\n"
+        "print(call(463), call(999))  # newer than the filter\n"
     )
-    assert (await run(code)).stdout == "1 38 1 1 1\n1\n"
+    assert (await run(code)).stdout == "1 38 1 1 1\n1\n1 1 1 1\n1\n38 38\n"
 
 
 @needs_landlock

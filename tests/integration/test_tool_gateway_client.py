@@ -115,6 +115,12 @@ async def test_wrong_arguments_never_reach_the_gateway():
         (web.Response(status=402), ToolStatus.QUOTA, "HTTP 402"),
         (web.Response(status=429, headers={"Retry-After": "99"}), ToolStatus.RATE_LIMITED, "HTTP 429"),
         (web.Response(status=200, text="<html>"), ToolStatus.CRASHED, "no content"),
+        (web.Response(status=200, text="[" * 100_000), ToolStatus.CRASHED, "no content"),
+        (
+            web.Response(status=200, text='{"content": ' + "[" * 980 + "]" * 980 + "}"),
+            ToolStatus.CRASHED,
+            "no content",
+        ),
         (web.Response(status=422, text=json.dumps({"detail": "q is odd"})), ToolStatus.BAD_ARGUMENTS, "q is odd"),
     ],
 )

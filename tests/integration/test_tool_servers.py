@@ -19,6 +19,7 @@ from agentrl.config import ToolsConfig
 from agentrl.config.marks import LAUNCH_MARK
 from agentrl.errors import ToolServerError
 from agentrl.tools import McpToolbox, open_toolbox
+from agentrl.tools.config_file import load_server_configs
 from agentrl.types import Recovery, ToolRequest, ToolStatus
 from left_behind import children, expect_nothing_left_behind
 
@@ -299,6 +300,20 @@ async def test_a_server_that_exits_at_start_fails_at_once_with_its_last_words(tm
     async with asyncio.timeout(20):
         with pytest.raises(ToolServerError, match=r"(?s)'dying' \(python -c .*cannot open the licence"):
             await open_toolbox(tools_config(tmp_path, servers, tool_connect_timeout_s=60))
+
+
+async def test_a_key_that_a_server_quotes_is_neither_in_messages_nor_in_results(tmp_path):
+    key = "planted-key-123"
+    script = "import os, sys; sys.exit('bad key ' + os.environ['SEARCH_API_KEY'])"
+    with pytest.raises(ToolServerError, match=r"bad key \*\*\*") as caught:
+        await open_toolbox(
+            tools_config(
+                tmp_path, {"dying": {"command": "python", "args": ["-c", script], "env": {"SEARCH_API_KEY": key}}}
+            )
+        )
+    assert key not in str(caught.value)
+    (server,) = load_server_configs(tools_config(tmp_path, {"web": {"url": "http://h", "auth_token": key}}))
+    assert server.without_secrets(f"HTTP 401: {key} is unknown") == "HTTP 401: *** is unknown"
 
 
 async def test_a_command_that_does_not_exist_is_named(tmp_path):

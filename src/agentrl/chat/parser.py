@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.chat.formats import CallBlock, CallFormat, get_call_format
 from agentrl.chat.formats.interface import failed
-from agentrl.chat.formats.json_calls import is_text
-from agentrl.types import ToolRequest, ToolSpec
+from agentrl.types import ToolRequest, ToolSpec, why_unusable
 
 _HERMES = get_call_format("hermes")
 
@@ -95,8 +94,9 @@ def _blocks(text: str, *, call_format: CallFormat, tools: Sequence[ToolSpec]) ->
 
 
 def _numbered(request: ToolRequest, *, index: int) -> ToolRequest:
-    if not is_text([request.name, request.arguments, request.error]):
-        request = failed(error="the tool call contains half of a surrogate pair (\\ud800-\\udfff)")
+    reason = why_unusable([request.name, request.arguments, request.error])
+    if reason is not None:
+        request = failed(error=f"the tool call {reason}")
     return replace(request, call_id=f"call_{index}")
 
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
+from agentrl.config.documents import DocumentError, read_document
 from agentrl.errors import ConfigError, UnavailableError
 
 JUDGE_TEMPLATE_FIELDS = frozenset({"question", "labeled_answer", "pred_answer"})
@@ -133,14 +133,13 @@ class AgentConfig(_Part):
 def load_agent_config(path: Path, *, environ: Mapping[str, str]) -> AgentConfig:
     """Read and check the file. Raises UnavailableError if it is not there, ConfigError naming the key at fault."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = read_document(path)
     except FileNotFoundError:
         raise UnavailableError(f"agent_config_path = {path}: there is no such file") from None
-    except yaml.MarkedYAMLError as error:  # its full text quotes the file, keys included
-        line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-        raise ConfigError(f"agent_config_path = {path}: no YAML{line} ({error.problem})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise ConfigError(f"agent_config_path = {path}: no YAML text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"agent_config_path = {path}: cannot be read ({error.strerror})") from None
+    except DocumentError as error:
+        raise ConfigError(f"agent_config_path = {path}: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"agent_config_path = {path}: needs browse_agent and scorer_agent as its top-level keys")
     try:

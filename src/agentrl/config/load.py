@@ -15,7 +15,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from agentrl.config.compatibility import (
@@ -26,6 +25,7 @@ from agentrl.config.compatibility import (
     known_names,
     translated_names,
 )
+from agentrl.config.documents import DocumentError, read_document
 from agentrl.config.sections import RunConfig
 from agentrl.config.settings import BOOLEAN_WORDS, sections, settings_index, shown_value
 from agentrl.errors import ConfigError
@@ -116,15 +116,13 @@ def _from_file(path: Path | None, source: Source) -> list[Given]:
     if path is None:
         return []
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = read_document(path, form="json" if path.suffix == ".json" else "yaml")
     except OSError as error:
         raise ConfigError(
             f"--config = {json.dumps(str(path))}: cannot be read ({error.strerror}); give a YAML file"
         ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, no date
-        line = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'YAML'}: {line}") from None
+    except DocumentError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if content is None:
         return []
     if not isinstance(content, dict):

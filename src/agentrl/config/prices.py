@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentrl.config.documents import DocumentError, read_document
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.types import DispatchKind, ToolSpec
 
@@ -66,13 +66,13 @@ class PriceTable(BaseModel):
 def load_price_table(path: Path) -> PriceTable:
     """Read and check a price file. Raises UnavailableError, or ConfigError naming what is wrong."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_document(path)
     except OSError as error:
         raise UnavailableError(
             f"price_file = {path}: {error.strerror}; see assets/prices.yml for an example"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"price_file = {path}: no YAML ({' '.join(str(error).split())})") from error
+    except DocumentError as error:
+        raise ConfigError(f"price_file = {path}: {error}") from None
     try:
         return PriceTable.model_validate({} if content is None else content)
     except ValidationError as error:

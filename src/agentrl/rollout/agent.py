@@ -24,6 +24,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from textwrap import shorten
 from uuid import uuid4
 
 from agentrl.algo.suspects import FINISHED, STARTED
@@ -63,6 +64,9 @@ from agentrl.types import (
 )
 
 AFTER_TOOLS_S = 1.5  # for cancelling calls that are too late, before the turn's own deadline
+
+_MAX_NAME_CHARS = 80
+_MAX_NAMES_CHARS = 1000  # of the tools there are
 
 Commit = Callable[[Record, Turn], Awaitable[Record]]
 Verify = Callable[[Sequence[Turn]], Awaitable[bool]]
@@ -374,8 +378,8 @@ def _refusal(
     if call.error is not None:
         return ToolResult(status=ToolStatus.MALFORMED, content=call.error, error=call.error)
     if call.name not in visible:
-        known = ", ".join(sorted(visible)) or "none"
-        message = f"unknown tool {call.name!r}; available: {known}"
+        known = shorten(", ".join(sorted(visible)) or "none", width=_MAX_NAMES_CHARS, placeholder=" ...")
+        message = f"unknown tool {call.name[:_MAX_NAME_CHARS]!r}; available: {known}"
         return ToolResult(status=ToolStatus.UNKNOWN_TOOL, content=message, error=message)
     return refused_address(call, rollout=rollout)
 

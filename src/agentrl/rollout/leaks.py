@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import unescape
 from typing import Any
 from urllib.parse import unquote
 
+_MAX_ENCODINGS = 4  # of one in another
+_INVISIBLE = re.compile("[\u00ad\u034f\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]")
+_DOTS = re.compile("[\u3002\uff0e\uff61]")
+_SLASHES = re.compile(r"[/\\]+(?:\.[/\\]+)*")
+_STEPS_BACK = re.compile(r"/(?!\.\./)[^/\s]+/\.\./")
 _PARAGRAPH_BREAK = re.compile(r"(\n[ \t]*\n)")
 
 
@@ -43,12 +50,12 @@ class LeakFilter:
             return content, 0
         try:
             value = json.loads(content)
-        except (ValueError, RecursionError):
+            if isinstance(value, str):
+                return self._clean_text(content)
+            cleaned, count = self._clean_value(value)
+            return json.dumps(cleaned, ensure_ascii=False), count
+        except (ValueError, RecursionError):  # no JSON, or none that anybody nests so deep
             return self._clean_text(content)
-        if isinstance(value, str):
-            return self._clean_text(content)
-        cleaned, count = self._clean_value(value)
-        return json.dumps(cleaned, ensure_ascii=False), count
 
     def _clean_value(self, value: Any) -> tuple[Any, int]:
         if isinstance(value, str):
@@ -83,10 +90,21 @@ class LeakFilter:
 
 
 def _plain(text: str) -> str:
-    """Lower case, without percent encoding and escaped slashes."""
-    return unquote(text).replace("\\/", "/").lower()
+    """The text as a browser would understand the addresses in it: every way to write a character is that character."""
+    for _ in range(_MAX_ENCODINGS):
+        decoded = unescape(unquote(text))
+        if decoded == text:
+            break
+        text = decoded
+    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)).lower()
+    text = _SLASHES.sub("/", _DOTS.sub(".", text))
+    for _ in range(_MAX_ENCODINGS):
+        text = _STEPS_BACK.sub("/", text)
+    return text
 
 
 def _names(text: str, address: str) -> bool:
-    """Whether the address stands there as one: the host not as the end of another host's name."""
-    return re.search(rf"(?<![\w-]){re.escape(address)}(?![\w-])", text) is not None
+    """Whether the address stands there as one: the host not as the end of another host's name, with any port."""
+    host, slash, path = address.partition("/")
+    pattern = rf"(?<![\w-]){re.escape(host)}\.?(?::\d*)?{re.escape(slash + path)}(?![\w-])"
+    return re.search(pattern, text) is not None

@@ -13,7 +13,7 @@ from agentrl.rollout.context import episode_start
 from agentrl.rollout.episodes import EpisodePlanner, attempt_results, step_results, turns_of_episodes
 from agentrl.rollout.limits import read_turn
 from agentrl.rollout.sampler import MCPSampler
-from agentrl.scoring import MCPScorerFactory
+from agentrl.scoring import MCPScorerFactory, checked_score
 from agentrl.types import EpisodeResult, Record, StopReason, Turn
 
 
@@ -68,7 +68,7 @@ class MetaEpisodeSampler(MCPSampler):
         if not episode.num_turns:
             return replace(episode, score=0.0)
         alone = replace(result, turns=turns, stop_reason=episode.stop_reason, answer=episode.answer)
-        return replace(episode, score=await self.evaluate_record(alone))
+        return replace(episode, score=checked_score(type(self).__name__, await self.evaluate_record(alone)))
 
     async def _is_right(self, turns: Sequence[Turn]) -> bool:
         """Whether the answer that the last turn gives is right, by the Task's scorer."""

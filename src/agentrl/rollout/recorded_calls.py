@@ -171,6 +171,8 @@ def load_recorded_calls(path: Path) -> RecordedCalls:
                     _read_entry(entry, is_first=number == 1, specs=specs, calls=calls)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ArchiveError(f"{path}, line {number}: no entry of a tool journal ({error!r})") from error
+    except UnicodeDecodeError as error:
+        raise ArchiveError(f"{path}: no text in UTF-8, so no tool journal") from error
     except OSError as error:
         raise UnavailableError(
             f"tool_journal_file = {path}: {error.strerror}; write one with `agentrl journal RUN_NAME FILE`"
@@ -184,7 +186,7 @@ def _entries(file: IO[str], *, path: Path) -> Iterator[tuple[int, Mapping[str, A
     for number, line in enumerate(file, start=1):
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArchiveError(f"{path}, line {number}: no JSON ({error}); is the file cut off?") from error
         yield number, entry
 
@@ -201,6 +203,8 @@ def _read_entry(entry: Mapping[str, Any], *, is_first: bool, specs: list[ToolSpe
             status=ToolStatus(fields.pop("status")), content=fields.pop("content"), error=fields.pop("error")
         )
         at = datetime.fromisoformat(fields.pop("at"))
+        if at.tzinfo is None:
+            raise ValueError(f"at = {at.isoformat()} has no time zone")
         calls.append(RecordedCall(call=ToolCall(**fields), result=result, at=at))
 
 

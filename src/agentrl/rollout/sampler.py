@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ from agentrl.rollout.agent import Agent, RolloutResult, run_rollout
 from agentrl.rollout.deadlines import deadline
 from agentrl.scoring import checked_score
 from agentrl.types import Record, RecordStatus, StopReason, Task, ToolStatus, Turn
+
+SCORING_TIMEOUT_S = 3600.0  # more than any judge's own deadlines add up to
 
 
 class AsyncSampler(ABC):
@@ -33,7 +36,7 @@ class AsyncSampler(ABC):
 
     @abstractmethod
     async def evaluate_record(self, result: RolloutResult) -> float:
-        """Score a trajectory the policy ended. Raises ScoringError when no number can be had."""
+        """Score a trajectory the policy ended: a finite number. Raises ScoringError when none can be had."""
 
     async def scored_record(self, result: RolloutResult) -> Record:
         """The header with its score, for samplers that keep more than one to override. Raises ScoringError."""
@@ -64,8 +67,11 @@ class AsyncSampler(ABC):
         if result.stop_reason.is_infrastructure:
             return self._failed(result.stop_reason, _tool_problems(result.turns)), result.turns
         try:
-            scored = await self.scored_record(result)
-            checked_score(type(self).__name__, scored.score)
+            async with asyncio.timeout(SCORING_TIMEOUT_S):
+                scored = await self.scored_record(result)
+            scored = replace(scored, score=checked_score(type(self).__name__, scored.score))
+        except TimeoutError:
+            return self._failed(StopReason.JUDGE_ERROR, "no score in time", record=result.record), result.turns
         except ScoringError as error:
             self.unjudged = result.record if error.retryable else None
             unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store

@@ -10,12 +10,12 @@ from agentrl.scoring.factory import (
     MCPScorerFactory,
     ScoreRequest,
     ScoringContext,
-    checked_score,
     load_scorers,
     score_answer,
     score_request,
 )
 from agentrl.scoring.judge import Judge, JudgeCall
+from agentrl.scoring.user_functions import checked_score
 
 __all__ = [
     "ANSWER_SCHEMAS",

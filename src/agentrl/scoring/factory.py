@@ -17,18 +17,18 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from agentrl.errors import BudgetSpentError, ConfigError, ScoringError
 from agentrl.protocols import Scorer
-from agentrl.scores import LARGEST_SCORE, is_score
 from agentrl.scoring.expression import parse_expression
 from agentrl.scoring.gaia import gaia, sub_exact_match
 from agentrl.scoring.judge import JUDGE_DEADLINE_S, MAX_ASKED, Judge, JudgeCall
 from agentrl.scoring.scorers import exact_match, letter_choice, math_equal, token_f1
 from agentrl.scoring.tool_format import tool_format
+from agentrl.scoring.user_functions import as_scorer, checked_score
 from agentrl.types import DispatchedSamplingTask, ToolSpec
-from agentrl.user_modules import import_user_module, is_imported
+from agentrl.user_modules import described, import_user_module, is_imported, without_exit
 
 SCORE_DEADLINE_S = 120.0
 JUDGE_SCORERS: Mapping[str, str] = {
@@ -83,7 +83,7 @@ class MCPScorerFactory:
             raise ConfigError(f"scorer {name!r}: a name has letters, digits, _ and - only")
         if name in cls.names() and not replace:
             raise ConfigError(f"scorer {name!r} is registered already; choose another name or pass replace=True")
-        cls._scorers[name] = _as_scorer(name, function)
+        cls._scorers[name] = as_scorer(name, function)
 
     @classmethod
     def get_scorer(cls, name: str) -> Scorer:
@@ -211,7 +211,7 @@ def _required(judge: Judge | None, *, name: str) -> Judge:
 
 async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, config: Mapping[str, Any]) -> float:
     # A task, so that whatever a user's scorer raises is an outcome to name and not an exception to catch blindly.
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(without_exit(work))
     try:
         await asyncio.wait({task}, timeout=deadline_s)
     finally:
@@ -224,7 +224,7 @@ async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, co
     if isinstance(error, BudgetSpentError):
         raise error
     if error is not None:
-        message = _without_keys(f"scorer {scorer!r} failed: {type(error).__name__}: {error}", config)
+        message = _without_keys(f"scorer {scorer!r} failed: {described(error)}", config)
         is_retryable = isinstance(error, ScoringError) and error.retryable
         raise ScoringError(message, retryable=is_retryable) from error
     return checked_score(scorer, task.result())
@@ -253,41 +253,3 @@ def load_scorers(module_path: str) -> tuple[str, ...]:
             "call MCPScorerFactory.register_scorer(name, function) at its top level"
         )
     return MCPScorerFactory.names()
-
-
-def _as_scorer(name: str, function: Callable[..., Awaitable[float] | float]) -> Scorer:
-    signature = inspect.signature(function)
-    with_config = _accepts(signature, 3)
-    if not with_config and not _accepts(signature, 2):
-        raise ConfigError(
-            f"scorer {name!r} has signature {signature}; expected (answer, ground_truth[, scorer_config])"
-        )
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    if is_async and with_config:
-        return cast("Scorer", function)
-
-    async def scorer(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
-        arguments = (answer, ground_truth, config) if with_config else (answer, ground_truth)
-        result = function(*arguments) if is_async else await asyncio.to_thread(function, *arguments)
-        return await result if inspect.isawaitable(result) else result
-
-    scorer.__wrapped__ = function  # type: ignore[attr-defined]  # for the version: the source that decides
-    scorer.__module__ = getattr(function, "__module__", "") or ""
-    return scorer
-
-
-def _accepts(signature: inspect.Signature, count: int) -> bool:
-    try:
-        signature.bind(*range(count))
-    except TypeError:
-        return False
-    return True
-
-
-def checked_score(scorer: str, score: object) -> float:
-    """What a scorer returned, if it is a score. Raises ScoringError naming the scorer."""
-    if not is_score(score):
-        raise ScoringError(
-            f"scorer {scorer!r} returned {score!r:.200}, which is no finite number up to {LARGEST_SCORE:g} in size"
-        )
-    return float(cast("float", score))

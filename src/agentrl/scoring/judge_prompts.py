@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PROMPT_VERSION = 1
+PROMPT_VERSION = 2
 """Grows with every change of a prompt below or of how a reply is read; part of every cache key and scorer version."""
 
 MAX_PREDICTION_CHARS = 4000

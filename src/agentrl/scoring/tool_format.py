@@ -17,6 +17,8 @@ from referencing.exceptions import Unresolvable
 
 from agentrl.types import DispatchedSamplingTask, ToolSpec, ToolStatus
 
+# Where one of these stands, the names of all arguments are not in the schema's own `properties`.
+_SAY_MORE_NAMES = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
 _BAD_STATUSES = frozenset({ToolStatus.MALFORMED.value, ToolStatus.UNKNOWN_TOOL.value, ToolStatus.BAD_ARGUMENTS.value})
 
 
@@ -35,12 +37,13 @@ def _is_valid(call: DispatchedSamplingTask, specs: Mapping[str, ToolSpec]) -> bo
 
 
 def _allowed(arguments: Mapping[str, Any], *, schema: Mapping[str, Any]) -> bool:
-    is_open = "additionalProperties" in schema or "patternProperties" in schema
-    if not is_open and arguments.keys() - schema.get("properties", {}).keys():
-        return False
     validator_class = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         validator_class.check_schema(dict(schema))
+        if not schema.keys() & _SAY_MORE_NAMES and arguments.keys() - schema.get("properties", {}).keys():
+            return False
         return validator_class(dict(schema), registry=Registry()).is_valid(dict(arguments))
     except (jsonschema.SchemaError, Unresolvable, RecursionError):
         return True  # the schema is the tool's fault; the call was accepted with it
+    except ArithmeticError:  # a number that nothing can be compared with
+        return False

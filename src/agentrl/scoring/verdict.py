@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -46,7 +46,7 @@ _LEAD_IN = (
     r"(?:answer|response|prediction|verdict|judge?ment|grade|decision|result|it)(?: ?(?:is|was|:))? ?)*"
 )
 _PHRASE = re.compile(rf"{_LEAD_IN}(?P<word>not attempted|not correct|incorrect|correct|wrong)")
-_CORRECT_FIELD = re.compile(r"^\W*correct\W*:\W*(yes|no)\b", re.IGNORECASE | re.MULTILINE)
+_CORRECT_FIELD = re.compile(r"^[^\w\n]{0,20}correct[^\w:]{0,20}:\W{0,20}(yes|no)\b", re.IGNORECASE | re.MULTILINE)
 _LETTER_ALONE = re.compile(r"\W*([ABC])\W*")
 _LETTER_FIRST = re.compile(r"\W{0,3}([ABC])\W{0,2}[.:)](?:\s|$)")
 _LETTER_LAST = re.compile(r".*:\W*([ABC])\W*")
@@ -73,7 +73,7 @@ def parse_verdict(reply: str, *, letters: bool) -> Verdict | None:
 
 def _from_json(body: str, *, letters: bool) -> Verdict | None:
     try:
-        parsed: Any = json.loads(body)
+        parsed: Any = json.loads(body, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, Mapping):
@@ -81,6 +81,14 @@ def _from_json(body: str, *, letters: bool) -> Verdict | None:
     values = [parsed[key] for key in _JSON_KEYS if key in parsed]
     found = {_value(value, letters=letters) for value in values}
     return found.pop() if len(found) == 1 else None
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The object; one that gives a key twice says two things. Raises ValueError."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a key is given twice")
+    return fields
 
 
 def _value(value: Any, *, letters: bool) -> Verdict | None:
@@ -108,7 +116,7 @@ def _found(text: str, *, letters: bool) -> Iterator[Verdict]:
             continue
         if letter := _LETTER_ALONE.fullmatch(candidate) or _LETTER_FIRST.match(candidate):
             yield _LETTERS[letter[1]]
-        if letter := _LETTER_LAST.fullmatch(candidate):
+        if letter := _LETTER_LAST.fullmatch(candidate[-_MAX_PHRASE_CHARS:]):
             yield _LETTERS[letter[1]]
 
 

@@ -15,7 +15,6 @@ keys beyond the common ones are in docs/tools.md.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -26,8 +25,10 @@ from textwrap import shorten
 from urllib.parse import urlsplit
 
 from agentrl.config import ToolsConfig
+from agentrl.config.documents import DocumentError, read_document
 from agentrl.errors import ConfigError
 from agentrl.tools.mirorl_file import read_mirorl_file
+from agentrl.tools.server_check import check_can_be_used
 from agentrl.tools.server_config import ROLLOUT_SESSIONS, ServerConfig, SessionScope, TransportKind
 from agentrl.tools.server_entry import ServerEntry, parse_entry
 from agentrl.types import Recovery
@@ -67,11 +68,8 @@ class _Described:
     name: str
     entry: ServerEntry
     source: str
+    is_gateway: bool
     only_server: str | None = None
-
-    @property
-    def is_gateway(self) -> bool:
-        return _is_gateway_url(self.entry.url or "")
 
     @property
     def where(self) -> str:
@@ -91,9 +89,12 @@ def _read_sources(config: ToolsConfig, *, variables: Mapping[str, str]) -> list[
     described: dict[str, _Described] = {}
     for source, entries in sources:
         for name, entry in entries.items():
+            if not name or not name.isprintable():
+                raise ConfigError(f"{source}: {name!r} cannot be the name of a server: models and logs must show it")
             if name in described:
                 raise ConfigError(f"server {name!r} is in {described[name].source} and in {source}: rename one of them")
-            described[name] = _Described(name=name, entry=entry, source=source)
+            is_gateway = _is_gateway_url(_with_known_variables(entry.url or "", variables=variables))
+            described[name] = _Described(name=name, entry=entry, source=source, is_gateway=is_gateway)
     return list(described.values())
 
 
@@ -117,11 +118,11 @@ def _choose(wanted: str, described: Sequence[_Described]) -> list[_Described]:
 
 def _read_json(path: Path) -> dict[str, ServerEntry]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_document(path, form="json")
     except OSError as error:
         raise ConfigError(f"mcp_config = {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError(f"mcp_config = {path}: not JSON ({error})") from error
+    except DocumentError as error:
+        raise ConfigError(f"mcp_config = {path}: {error}") from None
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'mcp_config = {path}: expected {{"mcpServers": {{name: {{...}}}}}} with at least one server')
@@ -139,7 +140,7 @@ def _server_config(item: _Described, config: ToolsConfig, *, variables: Mapping[
     default_sessions = ROLLOUT_SESSIONS if entry.scope is SessionScope.PER_ROLLOUT else config.tool_sessions_per_server
     if kind is TransportKind.GATEWAY and entry.scope is SessionScope.PER_ROLLOUT:
         raise ConfigError(f"{item.where}: scope = per_rollout: the {GATEWAY_PATH} protocol has no sessions")
-    return ServerConfig(
+    server = ServerConfig(
         name=item.name,
         kind=kind,
         command=sys.executable if entry.command == "python" else expand(entry.command or ""),
@@ -163,6 +164,8 @@ def _server_config(item: _Described, config: ToolsConfig, *, variables: Mapping[
         only_server=item.only_server,
         description=_shown_url(entry.url) if entry.url else _shown_command(entry),
     )
+    check_can_be_used(server, where=item.where)
+    return server
 
 
 def _headers(entry: ServerEntry, *, run_token: str | None, expand: Callable[[str], str]) -> dict[str, str]:
@@ -196,7 +199,14 @@ def _transport_kind(item: _Described) -> TransportKind:
 
 
 def _is_gateway_url(url: str) -> bool:
-    return urlsplit(url).path.rstrip("/").endswith(GATEWAY_PATH)
+    try:
+        return urlsplit(url).path.rstrip("/").endswith(GATEWAY_PATH)
+    except ValueError:  # no URL at all, which server_check.py says
+        return False
+
+
+def _with_known_variables(text: str, *, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: variables.get(match[1], match[2] or ""), text)
 
 
 def _expand(text: str, *, variables: Mapping[str, str], where: str) -> str:
@@ -212,5 +222,8 @@ def _expand(text: str, *, variables: Mapping[str, str], where: str) -> str:
 
 def _shown_url(url: str) -> str:
     """`url` without user, password and query, which may hold secrets."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL at all, which server_check.py says
+        return ""
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

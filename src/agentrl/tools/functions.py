@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from agentrl.errors import ConfigError
 from agentrl.tools.requests import ArgumentCheck, cut, failure, refuse
 from agentrl.types import Recovery, ToolRequest, ToolResult, ToolSpec, ToolStatus
+from agentrl.user_modules import described, without_end, without_exit
 
 _CANCEL_GRACE_S = 1.0
 
@@ -93,7 +94,7 @@ class FunctionToolbox:
     async def _run(self, tool: _FunctionTool, arguments: Mapping[str, Any]) -> ToolResult:
         if self._is_closed:
             return failure(ToolStatus.CANCELLED, "the tools were closed")
-        task = asyncio.ensure_future(self._start(tool, arguments))
+        task = asyncio.ensure_future(without_exit(self._start(tool, arguments)))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -107,14 +108,14 @@ class FunctionToolbox:
             return failure(ToolStatus.CANCELLED, f"{tool.spec.name} was cancelled")
         error = task.exception()
         if error is not None:
-            return failure(ToolStatus.TOOL_ERROR, f"{type(error).__name__}: {error}")
-        return ToolResult(status=ToolStatus.OK, content=cut(_as_text(task.result()), max_chars=self._max_result_chars))
+            return failure(ToolStatus.TOOL_ERROR, described(error))
+        return ToolResult(status=ToolStatus.OK, content=cut(task.result(), max_chars=self._max_result_chars))
 
-    async def _start(self, tool: _FunctionTool, arguments: Mapping[str, Any]) -> Any:
+    async def _start(self, tool: _FunctionTool, arguments: Mapping[str, Any]) -> str:
+        call = partial(tool.function, **arguments)
         if tool.is_async:
-            return await tool.function(**arguments)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(tool.function, **arguments))
+            return _as_text(await call())
+        return _as_text(await asyncio.get_running_loop().run_in_executor(self._threads, without_end(call)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ from agentrl.errors import ToolServerError
 from agentrl.tools.failures import CallFailedError
 from agentrl.tools.gateway_replies import read_call_reply
 from agentrl.tools.guard import BreakerState, CallGuard
+from agentrl.tools.http_errors import MAX_REPLY_BYTES, PLAIN_BODIES
 from agentrl.tools.pool import ListedTool, all_or_first_error
 from agentrl.tools.requests import shorten
 from agentrl.tools.server_config import ServerConfig
 from agentrl.types import ToolResult, ToolStatus
 
-MAX_REPLY_BYTES = 16 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 30.0
 _START_POLL_S = 0.2
 _CLOSE_TIMEOUT_S = 5.0
@@ -48,7 +48,7 @@ class GatewayServer:
         )
         # Deadlines are the caller's, so that waiting for a connection counts.
         timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        self._client = httpx2.AsyncClient(headers=dict(config.headers), timeout=timeout, limits=limits)
+        self._client = httpx2.AsyncClient(headers={**PLAIN_BODIES, **config.headers}, timeout=timeout, limits=limits)
         self._running: set[asyncio.Task[ToolResult]] = set()
         self._is_closed = False
 
@@ -144,7 +144,7 @@ class GatewayServer:
             raise ToolServerError(f"{self._title()} did not start: HTTP {status} for /{path}")
         try:
             return json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ToolServerError(f"{self._title()}: no JSON at /{path} ({error})") from error
 
     # --- calls ---
@@ -182,11 +182,12 @@ class GatewayServer:
                 ) from error
             except httpx2.TransportError as error:
                 raise CallFailedError(f"{tool} crashed: {type(error).__name__}", status=ToolStatus.CRASHED) from error
+        retry_after = headers.get("retry-after")
         try:
-            reply = json.loads(body)
-        except ValueError:
-            reply = {"detail": shorten(body.decode("utf-8", "replace"), limit=300)}
-        return read_call_reply(reply, http_status=status, retry_after=headers.get("retry-after"))
+            return read_call_reply(json.loads(body), http_status=status, retry_after=retry_after)
+        except (ValueError, RecursionError):  # no JSON, or none that anybody nests so deep
+            text = {"detail": shorten(body.decode("utf-8", "replace"), limit=300)}
+            return read_call_reply(text, http_status=status, retry_after=retry_after)
 
     async def _request(self, method: str, path: str, *, content: bytes | None) -> tuple[int, httpx2.Headers, bytes]:
         url = self._base._replace(path=f"{self._base.path.rstrip('/')}/{path}").geturl()

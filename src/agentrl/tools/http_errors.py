@@ -9,11 +9,15 @@ connection as `CONNECTION_CLOSED`.
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import mcp_types as types
 
+MAX_REPLY_BYTES = 16 * 1024 * 1024
+PLAIN_BODIES = {"Accept-Encoding": "identity"}
+"""Sent with every request: a compressed body says nothing about how large it will be."""
 _REFUSALS = frozenset({401, 402, 403, 429})
 _TOOL_CALL = b'"tools/call"'  # no other message we send carries text of somebody else
 
@@ -30,12 +34,43 @@ class CallErrorTransport(httpx2.AsyncHTTPTransport):
                 raise  # whoever connects, or looks after the session, has to know
             return _error_response(502, types.CONNECTION_CLOSED, f"{type(error).__name__}: {error}", detail=None)
         if request.method != "POST" or response.status_code not in _REFUSALS:
-            return response
+            return _bounded(response)
         await response.aclose()
         code = response.status_code
         detail = {"http_status": code, "retry_after": response.headers.get("retry-after", "")}
         message = f"HTTP {code} {httpx2.codes.get_reason_phrase(code)}"
         return _error_response(code, types.INTERNAL_ERROR, message, detail=detail)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """The body of a reply, up to `MAX_REPLY_BYTES`. Raises ReadError for more."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for chunk in self._inner:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_REPLY_BYTES:
+                raise httpx2.ReadError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close the connection, or give it back."""
+        await self._inner.aclose()
+
+
+def _bounded(response: httpx2.Response) -> httpx2.Response:
+    """The reply with a body that ends; a stream of events does not have to, the SDK bounds each of them.
+
+    One that is compressed all the same is left as it came, which is then no JSON.
+    """
+    response.headers.pop("content-encoding", None)
+    is_events = response.headers.get("content-type", "").startswith("text/event-stream")
+    if not is_events and isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _BoundedStream(response.stream)
+    return response
 
 
 def _error_response(http_status: int, code: int, message: str, *, detail: Any) -> httpx2.Response:

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.config.documents import DocumentError, read_document
 from agentrl.errors import ConfigError
 from agentrl.tools.server_entry import ServerEntry, validate
 
@@ -31,7 +31,7 @@ _MCP_TYPE = "mcp"
 
 
 class _ServerSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     command: str = Field(min_length=1)
     args: list[str] = []
@@ -55,11 +55,11 @@ class _ToolItem(BaseModel):
 def read_mirorl_file(path: Path, *, variables: Mapping[str, str]) -> dict[str, ServerEntry]:
     """Server entries by name, in the order of the file. Raises ConfigError."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_document(path)
     except OSError as error:
         raise ConfigError(f"tool_config_path = {path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tool_config_path = {path}: not YAML ({' '.join(str(error).split())})") from error
+    except DocumentError as error:
+        raise ConfigError(f"tool_config_path = {path}: {error}") from None
     items = content.get("tools") if isinstance(content, dict) else None
     if not isinstance(items, list) or not items:
         raise ConfigError(f"tool_config_path = {path}: expected a list `tools` with at least one entry")
@@ -81,10 +81,14 @@ def _read_settings(item: Any, *, where: str) -> _ServerSettings:
     kind = (tool.tool_schema or {}).get("type", _MCP_TYPE)
     if kind != _MCP_TYPE:
         raise ConfigError(
-            f"{where}: tool_schema.type = {kind!r}: {tool.class_name or 'its class'} is a tool of another trainer; "
-            "only MCP servers are read from this file, so put the tool behind one"
+            f"{where}: tool_schema.type = {_shown(kind)}: {tool.class_name or 'its class'} is a tool of another "
+            "trainer; only MCP servers are read from this file, so put the tool behind one"
         )
     return validate(_ServerSettings, tool.config, where=f"{where}: config")
+
+
+def _shown(kind: Any) -> str:
+    return repr(kind) if isinstance(kind, str) else f"a {type(kind).__name__}"
 
 
 def _name_of(settings: _ServerSettings) -> str:

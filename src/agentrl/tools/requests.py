@@ -16,7 +16,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from agentrl.types import ToolRequest, ToolResult, ToolSpec, ToolStatus
+from agentrl.types import ToolRequest, ToolResult, ToolSpec, ToolStatus, why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +25,30 @@ _MAX_NAMES_SHOWN = 20
 
 
 class ArgumentCheck:
-    """A compiled JSON schema of one tool's arguments. A schema that is itself broken checks nothing, and is logged."""
+    """The JSON schema of one tool's arguments. A schema that is itself broken checks nothing, and is logged."""
 
     def __init__(self, spec: ToolSpec) -> None:
-        self._tool = spec.name
-        self._validator = self._compile(spec)
+        self._spec = spec
+        self._validator: Validator | None = None
+        self._is_compiled = False  # with the first call: most of the tools of a large server are never called
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with `arguments`, for the model; None if they are allowed."""
+        unusable = why_unusable(arguments)
+        if unusable is not None:
+            return f"the arguments object {unusable}"
+        if not self._is_compiled:
+            self._validator, self._is_compiled = self._compile(self._spec), True
         if self._validator is None:
             return None
         try:
             error = jsonschema.exceptions.best_match(self._validator.iter_errors(dict(arguments)))
         except (Unresolvable, RecursionError) as failure:
-            logger.warning("tool %s: its argument schema cannot be checked here (%s)", self._tool, failure)
+            logger.warning("tool %s: its argument schema cannot be checked here (%s)", self._spec.name, failure)
             self._validator = None
             return None
+        except ArithmeticError:  # of a number against a `multipleOf` or a bound
+            return "a number is out of range"
         if error is None:
             return None
         where = ".".join(str(part) for part in error.absolute_path)

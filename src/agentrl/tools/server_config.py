@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +14,10 @@ MAX_RETRIES = 2
 RETRY_PAUSE_S = 0.5
 BREAKER_FAILURES = 5
 BREAKER_PAUSE_S = 15.0
+MAX_SESSIONS = 4096
+MASK = "***"
+_NAMES_SECRET = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
+_SHORTEST_SECRET = 6  # what is shorter would blot out words
 ROLLOUT_SESSIONS = 96  # as many Records as one sampler has in flight by default
 
 
@@ -59,3 +64,12 @@ class ServerConfig:
     blacklist: frozenset[str] = frozenset()  # tools not shown to the model, by the server's own names
     only_server: str | None = None  # of a gateway: the one server whose tools are used
     description: str  # for messages: the command or URL as written, without secrets
+
+    def without_secrets(self, text: str) -> str:
+        """What the server says, without the keys it was given: servers like to quote them."""
+        named = [value for name, value in self.env.items() if _NAMES_SECRET.search(name)]
+        sent = [value.removeprefix("Bearer ") for value in self.headers.values()]
+        for secret in sorted({*named, *sent}, key=len, reverse=True):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, MASK)
+        return text

@@ -14,6 +14,7 @@ from agentrl.tools.server_config import (
     BREAKER_FAILURES,
     BREAKER_PAUSE_S,
     MAX_RETRIES,
+    MAX_SESSIONS,
     RETRY_PAUSE_S,
     SessionScope,
 )
@@ -28,7 +29,7 @@ _EDITOR_KEYS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery"
 class ServerEntry(BaseModel):
     """The keys of one server; what is None takes the run's setting."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     command: str | None = Field(None, min_length=1)
     args: list[str] = []
@@ -45,7 +46,7 @@ class ServerEntry(BaseModel):
     timeout_s: float | None = Field(None, gt=0)
     connect_timeout_s: float | None = Field(None, gt=0)
     max_in_flight: int | None = Field(None, ge=1)
-    sessions: int | None = Field(None, ge=1)
+    sessions: int | None = Field(None, ge=1, le=MAX_SESSIONS)
     rate_limit_per_s: float | None = Field(None, gt=0)
     max_retries: int = Field(MAX_RETRIES, ge=0)
     retry_pause_s: float = Field(RETRY_PAUSE_S, ge=0)

@@ -216,7 +216,7 @@ class McpSession:
 
     async def _run_connection(self) -> BaseException | None:
         """One life of the connection, in a task of its own: a dying transport cancels that task, never this one."""
-        notes = ConnectionNotes(self._server.name)
+        notes = ConnectionNotes(self._server)
         life = asyncio.create_task(self._connect_and_serve(notes), name=f"mcp-connection-{self._server.name}")
         try:
             await asyncio.wait({life})
@@ -233,7 +233,7 @@ class McpSession:
         out_of_time = isinstance(error, TimeoutError) and self._num_connections == 0
         if not out_of_time or self._last_error == _NOT_STARTED:  # else: what failed before says more
             reason = notes.flood or ("the server closed the connection" if error is None else _describe(error))
-            self._last_error = reason + notes.describe()
+            self._last_error = self._server.without_secrets(reason) + notes.describe()
         self._refusal = _refusal_of(error)
         if self._refusal is not None:
             self._ready.set()  # callers need not wait: they would be refused

@@ -26,6 +26,8 @@ from agentrl.tools.requests import ArgumentCheck, cut, failure, refuse
 from agentrl.tools.server_config import ServerConfig, SessionScope, TransportKind
 from agentrl.types import ToolRequest, ToolResult, ToolSpec, ToolStatus
 
+_LONGEST_NAME = 256
+
 logger = logging.getLogger(__name__)
 
 
@@ -89,11 +91,12 @@ class McpToolbox:
         tool = self._tools[request.name]
         server = own.get(tool.server, tool.server)
         result = await server.call(tool.remote_name, request.arguments, deadline_s=deadline_s)
-        content = cut(result.content, max_chars=self._max_result_chars)
-        is_cut = len(result.content) > self._max_result_chars
-        return (
-            replace(result, content=content, items=(), structured=None) if is_cut else replace(result, content=content)
-        )
+        said = server.config.without_secrets(result.content)
+        error = None if result.error is None else server.config.without_secrets(result.error)
+        content = cut(said, max_chars=self._max_result_chars)
+        is_cut = len(said) > self._max_result_chars
+        shown = replace(result, content=content, error=error)
+        return replace(shown, items=(), structured=None) if is_cut else shown
 
     @asynccontextmanager
     async def for_record(self) -> AsyncIterator[Toolbox]:
@@ -179,6 +182,9 @@ def _shown(config: ServerConfig, tools: Sequence[ListedTool]) -> list[ListedTool
     for tool in tools:
         if tool.name in config.blacklist:
             continue
+        if not tool.name.isprintable() or not 0 < len(tool.name) <= _LONGEST_NAME:
+            logger.warning("tool server %s: %.80r is no name a model can call: left out", config.name, tool.name)
+            continue
         if (tool.server, tool.name) in shown:
             logger.warning("tool server %s lists %r twice: the first is used", tool.server, tool.name)
         shown.setdefault((tool.server, tool.name), tool)
@@ -186,8 +192,10 @@ def _shown(config: ServerConfig, tools: Sequence[ListedTool]) -> list[ListedTool
 
 
 def _serve(tool: ListedTool, *, server: ToolServer, is_unique: bool) -> _ServedTool:
+    # A bare name that begins like a full one would be taken apart as one.
+    is_bare = is_unique and not tool.name.startswith(f"{tool.server}.")
     spec = ToolSpec(
-        name=tool.name if is_unique else f"{tool.server}.{tool.name}",
+        name=tool.name if is_bare else f"{tool.server}.{tool.name}",
         description=tool.description,
         parameters=tool.parameters,
         server=tool.server,

@@ -21,14 +21,13 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.config.marks import LAUNCH_MARK
-from agentrl.tools.http_errors import CallErrorTransport
+from agentrl.tools.http_errors import MAX_REPLY_BYTES, PLAIN_BODIES, CallErrorTransport
 from agentrl.tools.requests import shorten
 from agentrl.tools.server_config import ServerConfig, TransportKind
 from agentrl.tools.stdio import open_stdio
 
 logger = logging.getLogger(__name__)
 
-MAX_EVENT_BYTES = 16 * 1024 * 1024
 _MAX_CONNECTIONS = 64  # more parallel connections made one reset end the whole SDK session
 _KEEPALIVE_S = 2.0  # servers close idle connections after 5 s or more: a request must not meet with that
 _CONNECT_TIMEOUT_S = 30.0
@@ -42,8 +41,8 @@ Streams = tuple[Any, Any]
 class StderrTail(asyncio.Protocol):
     """Keeps the last lines a child process wrote to stderr, and passes each on to the debug log."""
 
-    def __init__(self, server_name: str) -> None:
-        self._server_name = server_name
+    def __init__(self, server: ServerConfig) -> None:
+        self._server = server
         self._partial = b""
         self._lines: deque[str] = deque(maxlen=_STDERR_LINES)
         self._ended = asyncio.Event()
@@ -51,7 +50,7 @@ class StderrTail(asyncio.Protocol):
     @property
     def lines(self) -> list[str]:
         """Last lines, oldest first."""
-        last = self._partial.decode("utf-8", "replace")
+        last = self._server.without_secrets(self._partial.decode("utf-8", "replace"))
         return [*self._lines, last] if last.strip() else list(self._lines)
 
     def data_received(self, data: bytes) -> None:
@@ -59,10 +58,11 @@ class StderrTail(asyncio.Protocol):
         *complete, partial = (self._partial + data).split(b"\n")
         self._partial = partial[-_STDERR_LINE_CHARS:]
         for line in complete:
-            text = shorten(line.decode("utf-8", "replace").rstrip(), limit=_STDERR_LINE_CHARS)
+            said = self._server.without_secrets(line.decode("utf-8", "replace").rstrip())
+            text = shorten(said, limit=_STDERR_LINE_CHARS)
             if text:
                 self._lines.append(text)
-                logger.debug("tool server %s: %s", self._server_name, text)
+                logger.debug("tool server %s: %s", self._server.name, text)
 
     def connection_lost(self, _error: Exception | None) -> None:
         """The child, and whatever inherited its stderr, closed it."""
@@ -73,14 +73,15 @@ class StderrTail(asyncio.Protocol):
         try:
             await asyncio.wait_for(self._ended.wait(), _STDERR_EOF_WAIT_S)
         except TimeoutError:
-            logger.debug("tool server %s: something still holds its stderr", self._server_name)
+            logger.debug("tool server %s: something still holds its stderr", self._server.name)
 
 
 class ConnectionNotes:
     """What went past on one connection, for error messages."""
 
-    def __init__(self, server_name: str) -> None:
-        self.stderr = StderrTail(server_name)
+    def __init__(self, server: ServerConfig) -> None:
+        self.server = server
+        self.stderr = StderrTail(server)
         self.garbage: str | None = None
         self.flood: str | None = None
 
@@ -146,9 +147,9 @@ async def _open_http(server: ServerConfig) -> AsyncIterator[Streams]:
     )
     async with (
         httpx2.AsyncClient(
-            headers=dict(server.headers), timeout=timeout, transport=CallErrorTransport(limits=limits)
+            headers={**PLAIN_BODIES, **server.headers}, timeout=timeout, transport=CallErrorTransport(limits=limits)
         ) as client,
-        streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_EVENT_BYTES) as streams,
+        streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_REPLY_BYTES) as streams,
     ):
         yield streams
 
@@ -157,7 +158,7 @@ def _open_sse(server: ServerConfig) -> AbstractAsyncContextManager[Streams]:
     # The SDK declares no return type for it.
     return cast(
         "AbstractAsyncContextManager[Streams]",
-        sse_client(server.url, headers=dict(server.headers), timeout=_CONNECT_TIMEOUT_S),
+        sse_client(server.url, headers={**PLAIN_BODIES, **server.headers}, timeout=_CONNECT_TIMEOUT_S),
     )
 
 
@@ -205,5 +206,6 @@ class _WatchedStream:
 
     def _note(self, item: Any) -> Any:
         if isinstance(item, Exception):
-            self._notes.garbage = shorten(" ".join(str(item).split()), limit=_STDERR_LINE_CHARS)
+            said = self._notes.server.without_secrets(" ".join(str(item).split()))
+            self._notes.garbage = shorten(said, limit=_STDERR_LINE_CHARS)
         return item

@@ -306,6 +306,23 @@ def test_reads_endless_repetition_in_linear_time(name: str) -> None:
         parse_completion(opening * 10_000, call_format=get_call_format(name))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", ["[" * 500 + "1" + "]" * 500, '{"a": ' * 990 + "1" + "}" * 990, "0x" + "F" * 5000])
+def test_a_value_that_nothing_could_write_again_makes_the_call_malformed_and_never_raises(
+    name: str, value: str
+) -> None:
+    call_format = get_call_format(name)
+    spec = ToolSpec(name="search", description="", parameters={"properties": {"q": {}}}, server="web")
+    text = call_format.render([ToolRequest(call_id="", name="search", arguments={"q": "Rome"})], tools=[spec])
+    (call,) = parse_completion(
+        text.replace('"Rome"', value).replace("Rome", value), call_format=call_format, tools=[spec]
+    ).tool_calls
+    if call.error is None:
+        assert isinstance(call.arguments["q"], str)  # the format has bare text
+        return
+    assert call.arguments == {}
+
+
 def test_the_setting_offers_exactly_the_formats_there_are() -> None:
     assert set(settings_index()["tool_call_parser"].choices) == set(CALL_FORMATS)
 

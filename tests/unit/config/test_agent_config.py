@@ -90,7 +90,7 @@ def test_an_agent_that_is_switched_off_is_not_used(load):
         ("scorer_agent: {models: [{base_url: 'http://u:p@h', model: m}]}", "without a password"),
         ("judge: {}", "judge: extra inputs"),
         ("[1]", "top-level keys"),
-        ("a: [", "no YAML in line"),
+        ("a: [", "not valid YAML in line"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(load, text, message):

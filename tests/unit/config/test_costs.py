@@ -63,7 +63,7 @@ def test_a_cost_is_never_below_the_exact_price_and_at_most_a_nano_dollar_above(
         ("tool: {search: 3}", "tool.search"),
         ("gpu: {}", "gpu"),
         ("- 1", "the file"),
-        ("tool: {", "no YAML"),
+        ("tool: {", "not valid YAML"),
     ],
 )
 def test_a_bad_price_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:

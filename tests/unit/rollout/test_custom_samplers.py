@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from agentrl.config import ReflectionConfig, RolloutConfig, RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inspector.audit import audit_run
 from agentrl.rollout import AsyncSampler, Conversation, MCPSampler, MetaEpisodeSampler
+from agentrl.rollout.agent import RolloutResult
 from agentrl.rollout.custom import load_sampler, sampler_of
 from agentrl.store import MemoryStore
 from agentrl.types import BRANCH, DBRecordData, RecordStatus, StopReason, TaskClaim
@@ -226,3 +228,39 @@ def test_a_module_without_exactly_one_sampler_is_refused(tmp_path: Path, source:
         module.write_text(source, encoding="utf-8")
     with pytest.raises(ConfigError, match=reason):
         load_sampler(str(module))
+
+
+@pytest.mark.parametrize("value", [None, "1", float("nan"), 10**400])
+async def test_a_sampler_that_scores_with_no_finite_number_makes_a_typed_failure(
+    model_dir: Path, game: type[AsyncSampler], value: object
+) -> None:
+    class Odd(game):  # type: ignore[valid-type, misc]
+        async def evaluate_record(self, result: RolloutResult) -> float:
+            return value  # type: ignore[return-value]
+
+    store = MemoryStore()
+    await run_group(
+        await claim_task(store, GAME), store=store, engine=ScriptedEngine(model_dir, halving), sampler=Odd, max_turns=4
+    )
+    records, rows = await records_and_rows(store, GAME)
+    assert {(record.stop_reason, record.score) for record in records} == {(StopReason.JUDGE_ERROR, None)}
+    assert "no finite number" in str(records[0].error)
+    assert not rows
+
+
+async def test_a_sampler_whose_scoring_never_ends_makes_a_typed_failure(
+    model_dir: Path, game: type[AsyncSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.SCORING_TIMEOUT_S", 0.05)
+
+    class Endless(game):  # type: ignore[valid-type, misc]
+        async def evaluate_record(self, result: RolloutResult) -> float:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    store = MemoryStore()
+    await run_group(
+        await claim_task(store, GAME), store=store, engine=ScriptedEngine(model_dir, halving), sampler=Endless
+    )
+    records, _ = await records_and_rows(store, GAME)
+    assert {record.stop_reason for record in records} == {StopReason.JUDGE_ERROR}

@@ -22,6 +22,18 @@ LEAK = "https://huggingface.co/datasets/org/benchmark"
         "https://www.huggingface.co/spaces/org/app?x=1",
         "https%3A%2F%2Fhuggingface.co%2Fdatasets%2Forg",
         "https:\\/\\/huggingface.co\\/datasets\\/org",
+        "https://huggingface.co:443/datasets/org",
+        "https://user:password@huggingface.co/datasets",
+        "https://huggingface.co./datasets/org",
+        "https://huggingface.co//datasets/org",
+        "https://huggingface.co/./datasets/org",
+        "https://huggingface.co/docs/../datasets/org",
+        "https:\\\\huggingface.co\\datasets",
+        "huggingface%252Eco/datasets",
+        "huggingface.co&#47;datasets",
+        "\uff48uggingface.co/datasets",
+        "huggingface\u3002co/datasets",
+        "hugging\u00adface.co/data\u200bsets",
     ],
 )
 def test_a_blocked_address_is_found_however_it_is_spelt(text: str) -> None:
@@ -62,3 +74,10 @@ def test_no_result_of_any_shape_names_a_blocked_address_afterwards(value: object
     cleaned, count = FILTER.clean(json.dumps(value))
     assert LEAK not in cleaned
     assert (count > 0) is (LEAK in json.dumps(value))
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_result_nested_beyond_all_measure_loses_what_leaks_too(depth: int) -> None:
+    cleaned, count = FILTER.clean("[" * depth + f'"{LEAK}"' + "]" * depth)
+    assert "huggingface" not in cleaned
+    assert count == 1

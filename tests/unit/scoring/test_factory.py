@@ -1,5 +1,7 @@
 import asyncio
 import threading
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -146,7 +148,10 @@ async def test_a_result_that_is_no_finite_number_is_a_failure(value):
         await score_answer("odd", "x", TRUTH, {})
 
 
-@pytest.mark.parametrize(("value", "score"), [(True, 1.0), (0, 0.0), (np.float32(0.5), 0.5), (-2, -2.0)])
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [(True, 1.0), (0, 0.0), (np.float32(0.5), 0.5), (-2, -2.0), (np.True_, 1.0), (Decimal("0.5"), 0.5)],
+)
 async def test_every_finite_number_is_a_score(value, score):
     async def fine(answer, truth):
         return value
@@ -164,6 +169,61 @@ async def test_a_scorer_that_raises_is_a_failure_with_its_error():
     with pytest.raises(ScoringError, match="'broken' failed: KeyError: 'label'") as caught:
         await score_answer("broken", "x", TRUTH, {})
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+class _SpeechlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class _NoNumber:
+    def __float__(self):
+        raise RuntimeError("no number")
+
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (StopIteration(), "StopIteration"),
+        (GeneratorExit(), "GeneratorExit"),
+        (_SpeechlessError(), "its message cannot be shown"),
+        (ValueError("x" * 10_000), "ValueError: x{500}$"),
+    ],
+)
+async def test_whatever_a_scorer_raises_is_its_failure_and_never_the_samplers_end(is_async, raised, message):
+    def direct(answer, truth):
+        raise raised
+
+    async def awaited(answer, truth):
+        raise raised
+
+    MCPScorerFactory.register_scorer("odd", awaited if is_async else direct)
+    with pytest.raises(ScoringError, match=message):
+        await score_answer("odd", "x", TRUTH, {}, deadline_s=30)
+
+
+@pytest.mark.parametrize("value", [10**400, Fraction(10**400), Decimal("sNaN"), 1j, _NoNumber(), np.zeros(2)])
+async def test_a_number_that_no_float_can_hold_is_a_failure(value):
+    MCPScorerFactory.register_scorer("odd", lambda answer, truth: value)
+    with pytest.raises(ScoringError, match="no finite number"):
+        await score_answer("odd", "x", TRUTH, {})
+
+
+async def test_scorers_that_never_return_hold_up_no_other_scorer():
+    ended = threading.Event()
+    MCPScorerFactory.register_scorer("stuck", lambda answer, truth: float(ended.wait(60)))
+    MCPScorerFactory.register_scorer("quick", lambda answer, truth: 1.0)
+    stuck = [score_answer("stuck", "x", TRUTH, {}, deadline_s=0.05) for _ in range(40)]
+    try:
+        assert all(isinstance(end, ScoringError) for end in await asyncio.gather(*stuck, return_exceptions=True))
+        assert await score_answer("quick", "x", TRUTH, {}, deadline_s=30) == 1.0
+    finally:
+        ended.set()
 
 
 async def test_a_scorer_that_hangs_is_cancelled_at_the_deadline():

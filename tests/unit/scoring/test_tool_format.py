@@ -45,6 +45,19 @@ def test_a_schema_that_allows_further_arguments_is_taken_at_its_word():
     assert tool_format([call({"query": "x", "page": 2})], tools) == 1
 
 
-@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "http://example.invalid/schema"}])
+def test_arguments_may_be_named_by_what_a_schema_refers_to():
+    schema = {"$ref": "#/$defs/query", "$defs": {"query": SCHEMA}}
+    assert tool_format([GOOD], [ToolSpec(name="search", description="", parameters=schema)]) == 1
+
+
+def test_a_number_beyond_comparison_is_a_bad_argument():
+    tools = [ToolSpec(name="search", description="", parameters={"properties": {"n": {"multipleOf": 0.5}}})]
+    assert tool_format([call({"n": 10**400})], tools) == 0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "nonsense"}, {"$ref": "http://example.invalid/schema"}, {"properties": None}, {"properties": []}],
+)
 def test_a_broken_schema_is_not_the_policys_fault(schema):
     assert tool_format([call({})], [ToolSpec(name="search", description="", parameters=schema)]) == 1

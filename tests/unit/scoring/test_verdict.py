@@ -1,5 +1,7 @@
 """A judge's reply is exactly what it says, or nothing."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,8 @@ def test_letters_count_where_a_letter_was_asked_for(reply, verdict):
         ('{"verdict": "correct", "grade": "incorrect"}', None), ("[1]", None),
         ("extracted_final_answer: 5\nreasoning: the same\ncorrect: yes\nconfidence: 90", CORRECT),
         ("extracted_final_answer: None\nreasoning: it differs\n**correct:** no\nconfidence: 100", INCORRECT),
-        ("correct: yes\ncorrect: no", None),
+        ("correct: yes\ncorrect: no", None), ("correct:\n no", None),
+        ('{"verdict": "correct", "verdict": "incorrect"}', None),
     ],
 )  # fmt: skip
 def test_words_fields_and_json_are_what_they_say(reply, verdict):
@@ -60,3 +63,7 @@ def test_a_reply_made_to_take_long_does_not():
     assert parse_verdict("the answer is " * 50_000 + "?", letters=True) is None
     assert parse_verdict("[" * 100_000, letters=False) is None
     assert parse_verdict("{" * 100_000, letters=False) is None
+    began = time.process_time()
+    for unit in (": ", ":\n", "correct:", "correct\n", "A:", "*", "(A)"):
+        parse_verdict(unit * 50_000 + "x", letters=True)
+    assert time.process_time() - began < 1.0

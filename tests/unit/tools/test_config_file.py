@@ -134,11 +134,44 @@ def test_mcp_server_name_chooses_one_server_and_an_unknown_one_lists_the_known(t
         ({"url": "ftp://h"}, "url: "),
         ({"command": "x", "args": ["${MISSING}"]}, r"\$\{MISSING\} is not in the environment"),
         ("x", "expected an object"),
+        ({"command": "x", "timeout_s": float("inf")}, "timeout_s: .*finite"),
+        ({"command": "x", "sessions": 10**9}, "sessions: "),
+        ({"command": " "}, "command: is empty"),
+        ({"command": "x", "args": ["a", "\0"]}, "args.1: has a character"),
+        ({"command": "x", "env": {"A=B": "1"}}, "'A=B' is no name of an environment variable"),
+        ({"command": "x", "env": {"A": "\ud800"}}, "env.A: has a character"),
+        ({"command": "x", "cwd": "\0"}, "cwd: has a character"),
+        ({"url": "http://[bad"}, "url: is no address"),
+        ({"url": "http://h:99999/mcp"}, "url: is no address"),
+        ({"url": "http://h:port/mcp"}, "url: is no address"),
+        ({"url": "http:///mcp"}, "url: is no address"),
+        ({"url": "${A_WORD}"}, "url: is no address"),
+        ({"url": "http://h", "headers": {"X": "a\nb"}}, "'X': HTTP has no such header"),
+        ({"url": "http://h", "headers": {"X Y": "a"}}, "'X Y': HTTP has no such header"),
+        ({"url": "http://h", "auth_token": "gehéim"}, "'Authorization': HTTP has no such header"),
     ],
 )
 def test_a_bad_entry_is_refused_with_its_name_and_fault(tmp_path, entry, message):
     with pytest.raises(ConfigError, match=rf"server 'bad': .*{message}|server 'bad': {message}"):
-        load(tmp_path, {"bad": entry})
+        load(tmp_path, {"bad": entry}, environment={"A_WORD": "word"})
+
+
+def test_what_is_wrong_with_a_value_is_said_without_the_value(tmp_path):
+    for entry in ({"url": "http://key-1234:port/"}, {"url": "http://h", "auth_token": "key-1234\n"}):
+        with pytest.raises(ConfigError) as refusal:
+            load(tmp_path, {"bad": entry})
+        assert "key-1234" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "a\0"])
+def test_a_server_has_a_name_that_can_be_shown(tmp_path, name):
+    with pytest.raises(ConfigError, match="cannot be the name of a server"):
+        load(tmp_path, {name: CALCULATOR})
+
+
+def test_a_gateway_is_known_by_its_url_also_where_a_variable_holds_it(tmp_path):
+    (server,) = load(tmp_path, {"all": {"url": "${URL}"}}, environment={"URL": "http://h/mcpapi"})
+    assert server.kind is TransportKind.GATEWAY
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": []}', "{"])

@@ -1,4 +1,5 @@
 import asyncio
+import sys
 import threading
 from typing import Annotated, Literal
 
@@ -116,3 +117,32 @@ def test_two_functions_of_one_name_are_refused():
 
     with pytest.raises(ConfigError, match="same name"):
         FunctionToolbox([one, one])
+
+
+def _endless(value):
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: sys.exit(3), "SystemExit: 3"),
+        (lambda: next(iter(())), "StopIteration"),
+        (lambda: _endless([]), "Circular reference"),
+    ],
+)
+async def test_whatever_a_function_raises_or_returns_is_the_tools_error(is_async, act, message):
+    def direct() -> object:
+        return act()
+
+    async def awaited() -> object:
+        return act()
+
+    function = awaited if is_async else direct
+    box = FunctionToolbox([function])
+    result = await box.call(request(function.__name__), deadline_s=30)
+    assert result.status is ToolStatus.TOOL_ERROR
+    assert message in str(result.error)
+    await box.close()

@@ -70,7 +70,7 @@ def test_server_name_chooses_among_the_servers(tmp_path):
     [
         ("tools: []", "expected a list `tools`"),
         ("- a", "expected a list `tools`"),
-        ("tools: [", "not YAML"),
+        ("tools: [", "not valid YAML"),
         ("tools: [x]", "tool 1: expected a mapping"),
         ("tools: [{config: {}}]", "tool 1: config: command"),
         (

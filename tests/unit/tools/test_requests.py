@@ -1,3 +1,4 @@
+import json
 import logging
 
 import pytest
@@ -54,6 +55,19 @@ def test_a_broken_schema_leaves_the_check_to_the_server_and_is_logged(caplog, sc
         assert check.problem({"n": 1}) is None
         assert check.problem({"n": 1}) is None
     assert "tool" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"n": 10**400}, "a number is out of range"),
+        ({"s": "\ud800"}, "contains half of a surrogate pair"),
+        ({"d": json.loads("[" * 200 + "]" * 200)}, "more than 64 brackets"),
+        ({"n": 10**5000}, "thousands of digits"),
+    ],
+)
+def test_arguments_that_cannot_be_checked_or_sent_are_a_problem_and_no_exception(arguments, problem):
+    assert problem in check_of({"properties": {"n": {"multipleOf": 0.5}}}).problem(arguments)
 
 
 @given(text=st.text(), max_chars=st.integers(100, 300))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from agentrl.chat.formats.interface import failed
-from agentrl.types import ToolRequest
+from agentrl.types import ToolRequest, why_unusable
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\\s]{1,200})"')
@@ -155,22 +155,13 @@ def why_unreadable(error: ValueError | RecursionError, inner: str, *, how: str) 
 def name_in(call: Any) -> str:
     """The `name` of a decoded call; empty where it has none."""
     name = call.get("name") if isinstance(call, dict) else None
-    return name.strip() if isinstance(name, str) and is_text(name) else ""
+    return name.strip() if isinstance(name, str) and why_unusable(name) is None else ""
 
 
 def guess_name(inner: str) -> str:
     """The name in a call that is no valid JSON; empty where none can be seen."""
     match = _NAME.search(inner)
     return match[1] if match else ""
-
-
-def is_text(value: Any) -> bool:
-    """Whether every string in a JSON value can be written as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def dump(value: Any) -> str:

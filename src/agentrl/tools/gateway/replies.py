@@ -14,7 +14,7 @@ from typing import Any
 import mcp_types as types
 
 from agentrl.tools.result_meta import STATUS_META
-from agentrl.types import Recovery, ToolResult, ToolSpec, ToolStatus
+from agentrl.types import Recovery, ToolResult, ToolSpec, ToolStatus, why_unusable
 
 HTTP_OK = 200
 _FAILED_DEPENDENCY = 424
@@ -90,8 +90,10 @@ def _decoded(text: str) -> Any:
     """JSON text decoded, as clients of this protocol expect; what they would then take for an error stays text."""
     try:
         value = json.loads(text)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")  # no NaN, infinity or half characters
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
+        return text
+    if why_unusable(value) is not None:
         return text
     is_taken_for_error = isinstance(value, dict) and (not value or "error" in value or value.get("status") == "error")
     return text if is_taken_for_error else value

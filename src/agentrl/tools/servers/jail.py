@@ -19,7 +19,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.tools.servers.landlock import restrict_files
+from agentrl.tools.servers.landlock import TRUNCATE_VERSION, landlock_version, restrict_files
 from agentrl.tools.servers.seccomp import deny_system_calls
 
 SCRIPT = "main.py"
@@ -54,7 +54,7 @@ def restrict(limits: Mapping[str, int], *, folder: Path) -> dict[str, bool]:
     _checked(_libc.prctl(_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))), "no_new_privs")
     writable = [folder, Path("/dev/null"), Path("/dev/zero")]
     has_own_files = restrict_files(readable=_readable(), writable=writable)
-    has_filter = deny_system_calls()
+    has_filter = deny_system_calls(may_truncate=landlock_version() >= TRUNCATE_VERSION)
     return {"network": has_filter or has_own_network, "processes": has_filter, "files": has_own_files}
 
 

@@ -22,7 +22,9 @@ _ALL_OF_FIRST_VERSION = (1 << 13) - 1
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _NET_TCP = 0b11
 _SCOPES = 0b11  # abstract sockets and signals of other processes
-_VERSION_REFER, _VERSION_TRUNCATE, _VERSION_NET, _VERSION_IOCTL, _VERSION_SCOPES = 2, 3, 4, 5, 6
+_VERSION_REFER, _VERSION_NET, _VERSION_IOCTL, _VERSION_SCOPES = 2, 4, 5, 6
+TRUNCATE_VERSION = 3
+"""The first version that covers cutting a file by its path."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,7 +60,7 @@ def restrict_files(*, readable: Sequence[Path], writable: Sequence[Path]) -> boo
 def _handled(version: int) -> int:
     rights = _ALL_OF_FIRST_VERSION
     rights |= _REFER if version >= _VERSION_REFER else 0
-    rights |= _TRUNCATE if version >= _VERSION_TRUNCATE else 0
+    rights |= _TRUNCATE if version >= TRUNCATE_VERSION else 0
     return rights | (_IOCTL if version >= _VERSION_IOCTL else 0)
 
 

@@ -5,7 +5,7 @@
     reads both pipes, watches time, output, folder
     SIGKILL at any limit, removes the folder
 
-Limits hold per script: CPU and wall time, address space, output, size and number of files.
+Limits hold per script: CPU and wall time, address space, threads, output, size, number and depth of files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from pathlib import Path
 from agentrl.tools.servers.jail import SCRIPT
 
 SOURCE_ROOT = Path(__file__).parents[3]
+FOLDER_PREFIX = "agentrl-python-"
 _MIB = 1024 * 1024
 _READ_BYTES = 64 * 1024
 _WATCH_INTERVAL_S = 0.1
 _KILL_WAIT_S = 5.0
+_THREADS_FIELD = 17  # of /proc/PID/stat, behind the name in brackets
 _START = (
     "import sys; sys.path.insert(0, {root!r}); from agentrl.tools.servers.jail import main; del sys.path[0]; main()"
 )
@@ -44,7 +46,9 @@ class SandboxLimits:
     output_bytes: int = 4 * _MIB  # written before the script is ended
     folder_mib: int = 64
     folder_files: int = 1000
+    folder_depth: int = 20
     open_files: int = 64
+    threads: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +84,12 @@ class ScriptOutcome:
 
 async def run_script(code: str, *, limits: SandboxLimits) -> ScriptOutcome:
     """Run `code` with the interpreter of this process. Cancelling ends the script. Raises OSError if none starts."""
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-python-"))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
         (folder / SCRIPT).write_text(code, encoding="utf-8", errors="replace")
         return await _run_in(folder, limits=limits)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 async def _run_in(folder: Path, *, limits: SandboxLimits) -> ScriptOutcome:
@@ -131,7 +135,7 @@ async def _watch(
                 return f"it wrote more than {limits.output_bytes} bytes of output"
             if not ended.done() and loop.time() >= deadline:
                 return f"it took longer than {limits.wall_s:g} s"
-            problem = _folder_problem(folder, limits=limits)
+            problem = _folder_problem(folder, limits=limits) or _threads_problem(process.pid, limits=limits)
             if problem is not None:
                 return problem
     finally:
@@ -148,17 +152,67 @@ def _kernel_limit(exit_code: int, *, limits: SandboxLimits) -> str | None:
 
 
 def _folder_problem(folder: Path, *, limits: SandboxLimits) -> str | None:
+    """What is wrong with what a script has written; a folder that cannot be looked into is wrong, too."""
     num_files = num_bytes = 0
-    for parent, folders, files in os.walk(folder, onerror=None):
-        num_files += len(folders) + len(files)
+    level = [os.fspath(folder)]
+    for _ in range(limits.folder_depth):
+        try:
+            entries = [entry for path in level for entry in _entries(path)]
+            num_bytes += sum(map(_num_bytes, entries))
+            level = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return "it made a folder that cannot be looked into"
+        num_files += len(entries)
         if num_files > limits.folder_files:
             return f"it made more than {limits.folder_files} files"
-        for name in files:
-            with suppress(OSError):
-                num_bytes += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118  a hot loop
         if num_bytes > limits.folder_mib * _MIB:
             return f"its files are larger than {limits.folder_mib} MiB"
-    return None
+    return f"it made folders more than {limits.folder_depth} levels deep" if level else None
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing where it has just been removed."""
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _num_bytes(entry: os.DirEntry[str]) -> int:
+    """What a file takes on the disk; 0 for one that has just been removed."""
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _threads_problem(process_id: int, *, limits: SandboxLimits) -> str | None:
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:  # the script has ended, or this is no Linux
+        return None
+    num_threads = int(text.rpartition(")")[2].split()[_THREADS_FIELD])
+    return f"it started more than {limits.threads} threads" if num_threads > limits.threads else None
+
+
+def _remove(folder: Path) -> None:
+    """Folders within are moved out before they are emptied: neither depth nor modes nor long paths keep them."""
+    pit = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    waiting = [folder]
+    num_moved = 0
+    with suppress(OSError):  # a process that could not be killed may still write there
+        while waiting:
+            current = waiting.pop()
+            for entry in _entries(os.fspath(current)):
+                if not entry.is_dir(follow_symlinks=False):
+                    Path(entry.path).unlink()
+                    continue
+                Path(entry.path).chmod(0o700)
+                num_moved += 1
+                waiting.append(Path(entry.path).rename(pit / str(num_moved)))
+            current.rmdir()
+    shutil.rmtree(pit, ignore_errors=True)
 
 
 class _Output:
