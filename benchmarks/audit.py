@@ -28,7 +28,8 @@ from agentrl.config import RolloutConfig, RunConfig
 from agentrl.inspector.audit import audit_run
 from agentrl.inspector.audit_report import AuditReport
 from agentrl.store import open_store
-from agentrl.store.documents import record_to_document, settlement_to_document, task_to_document, turn_to_documents
+from agentrl.store.dispatch_documents import turn_to_documents
+from agentrl.store.documents import record_to_document, settlement_to_document, task_to_document
 from agentrl.store.embedded import EmbeddedServer, start_embedded
 from agentrl.store.indexes import DISPATCH, POLICY_VERSION, RECORD, SEQUENCE, TASK, TOKEN_PART, TRAIN_STEP
 from agentrl.store.ledger_documents import policy_to_document, sequence_to_document, step_to_document

@@ -25,7 +25,7 @@ from typing import Any
 import bson
 
 from agentrl.store.connection import Database
-from agentrl.store.documents import turn_to_documents
+from agentrl.store.dispatch_documents import turn_to_documents
 from agentrl.store.embedded import start_embedded
 from agentrl.store.mongo import MongoStore
 from agentrl.store.sizes import measure

@@ -22,7 +22,8 @@ from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.group_scores import GroupScores
 from agentrl.rollout.groups import GroupRunner
 from agentrl.store import MemoryStore
-from agentrl.store.documents import record_to_document, settlement_to_document, turn_to_documents
+from agentrl.store.dispatch_documents import turn_to_documents
+from agentrl.store.documents import record_to_document, settlement_to_document
 from agentrl.store.ledger_documents import engine_quarantine_to_document, sequence_to_document, step_to_document
 from agentrl.store.scores import score_to_document
 from agentrl.tools import FunctionToolbox

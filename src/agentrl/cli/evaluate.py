@@ -35,7 +35,7 @@ from agentrl.cli.prune import drop_database
 from agentrl.cli.service import run_interruptible
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
-from agentrl.config.sections import SAMPLING_BOUNDS
+from agentrl.config.inference_section import SAMPLING_BOUNDS
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.evaluate import EvaluationReport, evaluate
 from agentrl.evaluate.measure import measure_scaling

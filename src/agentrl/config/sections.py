@@ -14,14 +14,14 @@ from agentrl.config.context import ContextConfig
 from agentrl.config.costs import CostConfig as CostConfig
 from agentrl.config.costs import JournalConfig as JournalConfig
 from agentrl.config.credit import CreditConfig
+from agentrl.config.inference_section import InferenceConfig as InferenceConfig
 from agentrl.config.loss import LossConfig as LossConfig
 from agentrl.config.model_section import ModelConfig as ModelConfig
 from agentrl.config.reflection import ReflectionConfig as ReflectionConfig
 from agentrl.config.reflection import check_episode_credit
 from agentrl.config.scoring import ScoringConfig
 from agentrl.config.section import Section as Section
-
-SAMPLING_BOUNDS = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31 - 1), "min_p": (0, 1)}
+from agentrl.config.train_section import TrainConfig as TrainConfig
 
 
 class RunSection(Section):
@@ -93,64 +93,6 @@ class StoreConfig(Section):
                 f"lease_s = {self.lease_s:g}, heartbeat_s = {self.heartbeat_s:g}: claims would lapse between two "
                 "heartbeats; lease_s should be several times heartbeat_s"
             )
-        return self
-
-
-class InferenceConfig(Section):
-    """The inference services."""
-
-    inference_url: str | None = Field(
-        None,
-        description="URL(s), comma separated, of running SGLang servers. Empty: an embedded engine is started.",
-    )
-    serve_host: str = Field("127.0.0.1", description="Address the embedded engine listens on.")
-    serve_port: int = Field(0, ge=0, le=65535, description="Port of the embedded engine; 0 picks a free one.")
-    max_running_requests: int = Field(64, ge=1, description="Sequences the embedded engine decodes together.")
-    context_length: int = Field(1024, ge=16, description="Longest prompt plus completion the embedded engine accepts.")
-    engine_threads: int = Field(1, ge=1, description="Compute threads of the embedded engine.")
-    preferred_sampling_params: dict[str, float] = Field(
-        default_factory=lambda: {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": -1},
-        description="Sampling parameters as JSON: temperature, top_p, top_k, min_p.",
-    )
-    presence_penalty: float = Field(0.0, description="Sampling penalty; keep 0 for training.")
-    frequency_penalty: float = Field(0.0, description="Sampling penalty; keep 0 for training.")
-    request_timeout_s: float = Field(120.0, gt=0, description="Seconds one completion may take, retries included.")
-    policy_poll_s: float = Field(0.1, gt=0, description="Seconds between looks for a new policy version.")
-    canary_tolerance: float = Field(
-        0.2,
-        gt=0,
-        description="Mean |log-prob difference| (nats) to the trainer's on the canary prompts above which a service is "
-        "quarantined. Room for bfloat16; where trainer and engines compute in float32, 0.001 will do.",
-    )
-    canary_interval_s: float = Field(
-        10.0, gt=0, description="Seconds between canary checks of a service, beside the one of each new version."
-    )
-    canary_timeout_s: float = Field(
-        20.0, gt=0, description="Seconds without an answer or any progress after which a service counts as hung."
-    )
-    fleet_dwell_s: float = Field(
-        60.0,
-        gt=0,
-        description="Seconds a service of a fleet keeps a run's weights while another run waits for them, and again as "
-        "long at most for what still runs.",
-    )
-
-    @model_validator(mode="after")
-    def _check_sampling_params(self) -> InferenceConfig:
-        for name, value in self.preferred_sampling_params.items():
-            if name not in SAMPLING_BOUNDS:
-                known = ", ".join(SAMPLING_BOUNDS)
-                raise ValueError(f"preferred_sampling_params: {name} is not known; there are {known}")
-            low, high = SAMPLING_BOUNDS[name]
-            if not low <= value <= high or (name == "top_k" and value != int(value)):
-                raise ValueError(f"preferred_sampling_params: {name} = {value:g} is not from {low:g} to {high:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_urls(self) -> InferenceConfig:
-        for url in (self.inference_url or "").split(","):
-            if self.inference_url is not None and not url.strip().startswith(("http://", "https://")):
-                raise ValueError("inference_url: every address, separated by commas, needs the form http://host:port")
         return self
 
 
@@ -293,67 +235,6 @@ class AlgoConfig(CreditConfig):
                 f"max_trained_count = {self.max_trained_count}: {self.retrained_interval} steps later "
                 f"(retrained_interval) every group is older than max_staleness = {self.max_staleness}; raise "
                 "max_staleness or set max_trained_count = 1"
-            )
-        return self
-
-
-class TrainConfig(Section):
-    """The trainer."""
-
-    max_steps: int = Field(40, ge=1, description="Optimizer steps of the run.")
-    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1.")
-    adam_beta2: float = Field(0.98, ge=0, lt=1, description="AdamW beta2.")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Schedule after warm-up."
-    )
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping.")
-    max_tokens: int = Field(16_384, ge=16, description="Token budget of one micro-batch per rank.")
-    sequence_layout: Literal["auto", "per_call", "linear", "tree"] = Field(
-        "auto",
-        description="How rows are laid out for the trainer: one sequence per model call, one per branch, or one token "
-        "tree per group with what it shares computed once; `auto` takes linear or tree per group, whichever is faster. "
-        "Never changes the loss.",
-    )
-    pad_to_multiple_of: int = Field(1, ge=1, description="Positions of a forward pass are a multiple of this.")
-    loss_seq_chunk_size: int | None = Field(
-        None,
-        ge=1,
-        description="Positions whose logits exist at the same time; empty: 1024, fewer where the vocabulary is large.",
-    )
-    sft_batch_size: int = Field(128, ge=1, description="Rows per step when training on rows (CROSS_ENTROPY).")
-    train_threads: int = Field(1, ge=1, description="Compute threads per trainer process on CPUs.")
-    save_steps: int = Field(5, ge=1, description="Steps between checkpoints.")
-    save_total_limit: int = Field(2, ge=1, description="Checkpoints kept.")
-    policy_total_limit: int = Field(
-        4,
-        ge=4,
-        description="Published policies kept, besides version 0: `agentrl whatif` replays the steps after them.",
-    )
-    resume_from_checkpoint: bool = Field(True, description="Continue from the newest complete checkpoint.")
-    logging_steps: int = Field(1, ge=1, description="Steps between lines in the log; metrics.jsonl has every step.")
-    report_to: str = Field(
-        "tensorboard", description="Trackers, comma separated: tensorboard, wandb, swanlab, trackio, none."
-    )
-    on_alarm: Literal["warn", "pause", "stop"] = Field(
-        "warn",
-        description="What an alarm of the stability watch does: nothing more, wait for `agentrl resume`, end the run.",
-    )
-    alarm_pause_s: float = Field(86_400.0, gt=0, description="Seconds a paused trainer waits before it ends.")
-    data_timeout_s: float = Field(600.0, gt=0, description="Seconds the trainer waits for a full step's groups.")
-    num_processes: int = Field(1, ge=1, description="Trainer processes started by the launcher.")
-    tp_size: int = Field(1, ge=1, description="Ranks that split the matrices of every layer (tensor parallel).")
-    cp_size: int = Field(1, ge=1, description="Ranks that split the positions of every sequence (context parallel).")
-    accelerate_config: Path | None = Field(None, description="Accelerate config file, e.g. assets/fsdp2_dst.yml.")
-
-    @model_validator(mode="after")
-    def _check_padding_fits_the_budget(self) -> TrainConfig:
-        if self.pad_to_multiple_of > self.max_tokens:
-            raise ValueError(
-                f"pad_to_multiple_of = {self.pad_to_multiple_of}, max_tokens = {self.max_tokens}: every pass would be "
-                "wider than its budget; 64 or 128 is what kernels like"
             )
         return self
 

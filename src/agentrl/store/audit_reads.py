@@ -14,13 +14,8 @@ from typing import Any, Final, TypeVar
 from agentrl.errors import StoreError
 from agentrl.protocols import QuarantinedWork, TaskState
 from agentrl.store.connection import Database
-from agentrl.store.documents import (
-    Document,
-    dispatch_from_document,
-    record_from_document,
-    settlement_from_document,
-    task_from_document,
-)
+from agentrl.store.dispatch_documents import dispatch_from_document
+from agentrl.store.documents import Document, record_from_document, settlement_from_document, task_from_document
 from agentrl.store.indexes import DISPATCH, POLICY_VERSION, QUARANTINE, RECORD, SEQUENCE, TASK
 from agentrl.store.ledger_documents import policy_from_document, sequence_from_document
 from agentrl.store.parts import load_parts

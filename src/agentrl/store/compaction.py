@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any, Final
 
 from agentrl.store.connection import Database
+from agentrl.store.dispatch_documents import PROMPT
 from agentrl.store.dispatch_fields import implied_place
-from agentrl.store.documents import PROMPT, Document
+from agentrl.store.documents import Document
 from agentrl.store.indexes import DISPATCH, QUARANTINE, RECORD, SEQUENCE, TASK, TOKEN_PART
 from agentrl.store.parts import all_part_ids
 from agentrl.store.scan import Progress, no_progress

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from agentrl.store import codec
 from agentrl.store.connection import Database
-from agentrl.store.documents import Document, prompt_part_ids
+from agentrl.store.dispatch_documents import prompt_part_ids
+from agentrl.store.documents import Document
 from agentrl.store.indexes import TOKEN_PART
 
 _READ_BYTES: Final = 16 * 1024 * 1024  # a reply is limited to 48 MB

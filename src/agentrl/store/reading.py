@@ -10,10 +10,10 @@ from typing import Any, Final
 from agentrl.errors import StoreError
 from agentrl.store import codec
 from agentrl.store.connection import Database
+from agentrl.store.dispatch_documents import dispatch_from_document
 from agentrl.store.documents import (
     Document,
     check_format,
-    dispatch_from_document,
     record_from_document,
     settlement_from_document,
     task_from_document,

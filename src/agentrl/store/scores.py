@@ -13,7 +13,8 @@ from typing import Any, Final
 from agentrl.errors import StoreError
 from agentrl.store import codec
 from agentrl.store.connection import Database
-from agentrl.store.documents import Document, call_to_documents, dispatch_from_document
+from agentrl.store.dispatch_documents import call_to_documents, dispatch_from_document
+from agentrl.store.documents import Document
 from agentrl.store.indexes import DISPATCH, JUDGE_VERDICT, SCORE, TOKEN_PART
 from agentrl.store.parts import load_parts
 from agentrl.types import SCHEMA_VERSION, DispatchedSamplingTask, JudgeVerdict, Record, Score

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentrl.store.connection import Database
-from agentrl.store.documents import PROMPT, prompt_part_ids
+from agentrl.store.dispatch_documents import PROMPT, prompt_part_ids
 from agentrl.store.indexes import DISPATCH, RECORD, TOKEN_PART
 from agentrl.store.scan import Progress, collection_names, no_progress, read_all
 

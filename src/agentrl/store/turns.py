@@ -28,12 +28,12 @@ from pymongo.errors import AutoReconnect
 from agentrl.errors import StaleClaimError, StoreError
 from agentrl.store.attempts import any_spelling
 from agentrl.store.connection import Database
+from agentrl.store.dispatch_documents import turn_to_documents
 from agentrl.store.documents import (
     Document,
     final_record_fields,
     record_from_document,
     record_to_document,
-    turn_to_documents,
     utc_milliseconds,
 )
 from agentrl.store.group_commit import GroupCommit

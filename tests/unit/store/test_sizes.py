@@ -8,7 +8,7 @@ from pathlib import Path
 
 import bson
 
-from agentrl.store.documents import SHARE_PROMPTS_ABOVE
+from agentrl.store.dispatch_documents import SHARE_PROMPTS_ABOVE
 from agentrl.store.indexes import DISPATCH, RECORD, TOKEN_PART
 from agentrl.store.mongo import MongoStore
 from agentrl.store.sizes import measure
