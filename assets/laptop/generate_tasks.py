@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +42,27 @@ def _row(problem: Problem, *, item_id: str) -> dict[str, Any]:
     return {"id": item_id, "query": problem.query, "answer": problem.answer, **form, "metadata": metadata}
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Write the laptop profile's task files.")
+def write_task_files(
+    rows_of: Callable[..., list[dict[str, Any]]], *, description: str, num_train: int, num_eval: int
+) -> None:
+    """The command line of a generator whose `rows_of(seed, count=..., is_held_out=...)` makes the rows of one file."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--train_file", type=Path, required=True)
     parser.add_argument("--eval_file", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_train", type=int, default=NUM_TRAIN)
-    parser.add_argument("--num_eval", type=int, default=NUM_EVAL)
+    parser.add_argument("--num_train", type=int, default=num_train)
+    parser.add_argument("--num_eval", type=int, default=num_eval)
     flags = parser.parse_args()
     for path, count, is_held_out in (
         (flags.train_file, flags.num_train, False),
         (flags.eval_file, flags.num_eval, True),
     ):
-        lines = [json.dumps(row) for row in task_rows(flags.seed, count=count, is_held_out=is_held_out)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        rows = rows_of(flags.seed, count=count, is_held_out=is_held_out)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write_task_files(
+        task_rows, description="Write the laptop profile's task files.", num_train=NUM_TRAIN, num_eval=NUM_EVAL
+    )

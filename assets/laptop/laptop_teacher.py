@@ -46,6 +46,11 @@ class Lesson:
     is_drill: bool = False
     is_correct: bool = True
 
+    @property
+    def replies(self) -> tuple[tuple[dict[str, str], ...], ...]:
+        """The messages between one completion and the next."""
+        return tuple(({"role": "tool", "name": tool, "content": result},) for tool, result in self.results)
+
 
 class Teacher:
     """Draws lessons. Same generator state, same lessons."""

@@ -82,10 +82,10 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(*, names: Sequence[str]) -> Tokenizer:
-    """The tokenizer as an object. Ids: the 256 bytes, then pieces, words and `names`, then tags."""
+def build_tokenizer(*, words: Sequence[str], names: Sequence[str]) -> Tokenizer:
+    """The tokenizer as an object. Ids: the 256 bytes, then pieces, `words` and `names`, then tags."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = dict.fromkeys([*ROLE_PIECES, *CALL_PIECES, *WORDS, *names])
+    pieces = dict.fromkeys([*ROLE_PIECES, *CALL_PIECES, *words, *names])
     base = sorted(pre_tokenizers.ByteLevel.alphabet())
     base += [byte_level.pre_tokenize_str(piece)[0][0] for piece in pieces]
     vocabulary = {token: index for index, token in enumerate(base)}
@@ -99,10 +99,10 @@ def build_tokenizer(*, names: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(directory: Path, *, names: Sequence[str]) -> Tokenizer:
+def write_tokenizer(directory: Path, *, words: Sequence[str], names: Sequence[str]) -> Tokenizer:
     """Write what `AutoTokenizer` and `tokenizers` load: tokenizer.json, tokenizer_config.json, chat_template.jinja."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer(names=names)
+    tokenizer = build_tokenizer(words=words, names=names)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -28,10 +28,12 @@ ROOT = Path(__file__).parents[2]
 LAPTOP = ROOT / "assets" / "laptop"
 CORPUS = ROOT / "src" / "agentrl" / "tools" / "servers" / "corpus.jsonl"
 sys.path.insert(0, str(LAPTOP))
-world, teacher, tokenizer_module, start, tasks = (
+world, teacher, tokenizer_module, start_model, start, tasks = (
     importlib.import_module(name)
-    for name in ("laptop_world", "laptop_teacher", "laptop_tokenizer", "build_start", "generate_tasks")
-)
+    for name in (
+        "laptop_world", "laptop_teacher", "laptop_tokenizer", "start_model", "build_start", "generate_tasks",
+    )
+)  # fmt: skip
 INNERMOST = re.compile(r"(\d+)[-+*](\d+)")
 TOOLS = [
     ToolSpec(name="search", description="look up", parameters={"type": "object"}),
@@ -204,7 +206,7 @@ def test_a_demonstration_reads_like_the_rollout_and_trains_exactly_the_assistant
         ),
         results=(("calculator", "61"),),
     )
-    row = start.DemonstrationWriter(model_dir).write(lesson)
+    row = start_model.DemonstrationWriter(model_dir, argument_names=teacher.ARGUMENT_NAMES).write(lesson)
     assert chat.decode(row.token_ids) == (
         "<|im_start|>system\nPut the answer in a box.\nTools: calculator, search<|im_end|>\n"
         "<|im_start|>user\nWhat is (37+24)*3?<|im_end|>\n"
@@ -214,7 +216,7 @@ def test_a_demonstration_reads_like_the_rollout_and_trains_exactly_the_assistant
         "<|im_start|>assistant\n"
         "\\boxed{61}<|im_end|>"
     )
-    trained = [token for token, is_trained in zip(row.token_ids, row.loss_mask, strict=True) if is_trained]
+    trained = [token for token, is_trained in zip(row.token_ids, row.weights, strict=True) if is_trained]
     assert chat.decode(trained) == "".join(f"{completion}<|im_end|>" for completion in lesson.completions)
 
 
@@ -223,7 +225,7 @@ def test_demonstrations_repeat_with_their_seed_and_stay_short(model_dir):
     assert rows == again
     assert rows != other
     assert max(len(row.token_ids) for row in rows) < 160
-    assert all(len(row.token_ids) == len(row.loss_mask) and row.loss_mask[-1] for row in rows)
+    assert all(len(row.token_ids) == len(row.weights) and row.weights[-1] for row in rows)
 
 
 def test_the_command_writes_what_the_launcher_inserts(tmp_path):
@@ -233,7 +235,7 @@ def test_the_command_writes_what_the_launcher_inserts(tmp_path):
     expected = start.demonstrations(2, 20, model_dir=tmp_path / "model")
     assert [tuple(row["token_ids"]) for row in rows] == [row.token_ids for row in expected]
     assert len({row["id"] for row in rows}) == 20
-    assert {label for row in rows for label in row["loss_mask"]} == {0, 1}
+    assert {weight for row in rows for weight in row["weights"]} == {0, 1}
 
 
 def test_the_untrained_model_loads_and_passes_on_what_it_looks_at(model_dir):
@@ -243,10 +245,10 @@ def test_the_untrained_model_loads_and_passes_on_what_it_looks_at(model_dir):
     assert sum(parameter.numel() for parameter in model.parameters()) < 300_000
     for layer in model.model.layers:
         passed_on = layer.self_attn.o_proj.weight @ layer.self_attn.v_proj.weight
-        assert torch.allclose(passed_on, torch.eye(start.HIDDEN_SIZE), atol=1e-5)
-    again = start.build_model(tokenizer, seed=3).state_dict()
+        assert torch.allclose(passed_on, torch.eye(start.SIZE.hidden_size), atol=1e-5)
+    again = start_model.build_model(tokenizer, size=start.SIZE, seed=3).state_dict()
     assert all(torch.equal(again[name], weight) for name, weight in model.state_dict().items())
-    other = start.build_model(tokenizer, seed=4).state_dict()
+    other = start_model.build_model(tokenizer, size=start.SIZE, seed=4).state_dict()
     assert not torch.equal(other["model.embed_tokens.weight"], again["model.embed_tokens.weight"])
 
 
@@ -267,7 +269,7 @@ async def test_the_real_servers_answer_as_the_teacher_was_answered(tools, monkey
 
 def test_a_rollout_of_the_profile_never_outgrows_its_limits(lessons, model_dir):
     config = load_config(profile="laptop", config_file=None, environ={}, argv_flags=[])
-    writer = start.DemonstrationWriter(model_dir)
+    writer = start_model.DemonstrationWriter(model_dir, argument_names=teacher.ARGUMENT_NAMES)
     longest_call = max(
         len(writer.write(lesson).token_ids) for lesson in lessons if not lesson.is_drill and len(lesson.results) == 3
     )

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ["grpo_example.sh", "minirl_example.sh", "eval_example.sh", "tests/run.sh", ".ci/run", "assets/setup.sh"]
+SCRIPTS = [
+    "grpo_example.sh", "minirl_example.sh", "mr_search_example.sh", "eval_example.sh", "tests/run.sh", ".ci/run",
+    "assets/setup.sh",
+]  # fmt: skip
 
 
 def dry_run(script: str, *arguments: str) -> dict[str, dict[str, object]]:
@@ -47,6 +50,14 @@ def test_the_grpo_example_uses_the_laptop_profile_and_passes_flags_on():
     assert config["loss"]["loss"] == "GRPO"
     assert config["train"]["max_steps"] == 7
     assert dry_run("grpo_example.sh")["run"]["run_name"] == "demo"
+
+
+def test_the_reflection_example_makes_three_attempts_with_credit_for_each():
+    config = dry_run("mr_search_example.sh", "my_run")
+    assert config["run"]["run_name"] == "my_run"
+    assert config["run"]["profile"] == "mr_search_laptop"
+    assert config["reflection"]["episodes"] == 3
+    assert config["algo"]["advantage"] == "turn_rloo"
 
 
 def test_the_minirl_example_selects_its_loss_by_the_names_users_know():

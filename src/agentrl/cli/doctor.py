@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.examples import is_made_by_profile
 from agentrl.cli.invocation import Invocation
-from agentrl.cli.launch.laptop import is_made_by_profile
 from agentrl.config import RunConfig
 from agentrl.config.secrets import masked_uri
 from agentrl.errors import AgentRLError

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from agentrl.cli.agents import check_judge_is_there
 from agentrl.cli.connect import open_run_store
+from agentrl.cli.examples import EXAMPLES, example_of
 from agentrl.cli.invocation import Invocation
 from agentrl.config import RunConfig
-from agentrl.config.load import ASSETS_DIR
 from agentrl.errors import ConfigError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.dataset import TaskRow, build_tasks, load_task_rows
@@ -26,7 +26,6 @@ from agentrl.rollout.meta_sampler import check_verifiable
 from agentrl.scoring import MCPScorerFactory, load_scorers
 
 TRAIN_SPLIT = "train"
-GENERATOR = ASSETS_DIR / "laptop" / "generate_tasks.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,18 +73,19 @@ def read_task_file(config: RunConfig, name: Literal["train_file", "eval_file"]) 
 
 
 def generate_laptop_tasks(config: RunConfig) -> list[Path]:
-    """Write the laptop profile's train_file and eval_file where they are missing; returns what was written.
+    """Write the example profile's train_file and eval_file where they are missing; returns what was written.
 
     Same seed, same files. A file that is there is left alone: it may be the user's own.
     """
     wanted = {"--train_file": config.run.train_file, "--eval_file": config.run.eval_file}
     if None in wanted.values():
         raise ConfigError("train_file and eval_file are not set: give both, or --profile laptop")
+    generator = (example_of(config) or EXAMPLES["laptop"]).generator
     missing = {flag: path for flag, path in wanted.items() if path is not None and not path.is_file()}
     with tempfile.TemporaryDirectory() as folder:
         made = {flag: Path(folder) / f"{flag.lstrip('-')}.jsonl" for flag in wanted}
         files = [token for flag, path in made.items() for token in (flag, str(path))]
-        subprocess.run([sys.executable, str(GENERATOR), *files, "--seed", str(config.run.seed)], check=True)
+        subprocess.run([sys.executable, str(generator), *files, "--seed", str(config.run.seed)], check=True)
         for flag, path in missing.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(made[flag], path)

@@ -10,7 +10,7 @@ import yaml
 from agentrl.chat import ChatFormat
 from agentrl.cli.agents import check_score_version
 from agentrl.cli.calls import check_call_files
-from agentrl.cli.launch.laptop import LAPTOP_PROFILE, is_made_by_profile
+from agentrl.cli.examples import example_of, is_made_by_profile
 from agentrl.cli.tasks import read_task_file
 from agentrl.config import RunConfig
 from agentrl.config.sections import TrainConfig
@@ -84,7 +84,7 @@ def _check_ranks(config: RunConfig) -> None:
 def _check_model(config: RunConfig) -> None:
     folder = config.model.model_name_or_path
     if folder is None:
-        if config.run.profile == LAPTOP_PROFILE:
+        if example_of(config) is not None:
             return
         raise ConfigError("model_name_or_path is not set: give the folder of the policy model with its tokenizer")
     check_model_folder(folder)

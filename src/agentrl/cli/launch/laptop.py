@@ -1,9 +1,9 @@
-"""The laptop profile's set-up: tasks and a weak start model, both made on this machine and kept for the next run.
+"""The set-up of the examples: tasks and a weak start model, both made on this machine and kept for the next run.
 
-    train_file, eval_file of the profile       assets/laptop/generate_tasks.py
-    data/models/laptop-<key>/                  assets/laptop/build_start.py: random weights and demonstrations
+    train_file, eval_file of the profile       the example's generator in assets/laptop
+    data/models/laptop-<key>/                  the example's builder there: random weights and demonstrations
                                                ─► demonstrations into a database of their own
-                                               ─► the ordinary trainer on them (assets/profiles/laptop_start.yml)
+                                               ─► the ordinary trainer on them (assets/profiles/*_start.yml)
 
 The key is a hash of everything the model depends on, the seed included. The folder appears by a rename when complete; a
 set-up that was interrupted continues from its last checkpoint.
@@ -28,6 +28,7 @@ from rich.status import Status
 from rich.text import Text
 
 from agentrl.cli.connect import prepared_store
+from agentrl.cli.examples import Example, example_of, is_made_by_profile
 from agentrl.cli.launch.phase import phase
 from agentrl.cli.launch.processes import Processes, log_path, write_config
 from agentrl.cli.launch.supervisor import ChildSpec, Supervisor, child_environment
@@ -39,9 +40,6 @@ from agentrl.protocols import TrainStore
 from agentrl.tools.servers import search
 from agentrl.types import DBRecordData
 
-LAPTOP_PROFILE = "laptop"
-START_PROFILE = "laptop_start"
-BUILDER = ASSETS_DIR / "laptop" / "build_start.py"
 INSERT_ROWS = 500
 REFRESH_S = 0.7
 FORGET_AFTER = timedelta(minutes=1)
@@ -49,47 +47,41 @@ FORGET_AFTER = timedelta(minutes=1)
 
 async def set_up_laptop(config: RunConfig, *, uri: str, supervisor: Supervisor, console: Console) -> RunConfig:
     """Make what the profile promises and is not there; the configuration with the start model filled in."""
-    if config.run.profile != LAPTOP_PROFILE:
+    example = example_of(config)
+    if example is None:
         return config
     if any(is_made_by_profile(config, name) for name in ("train_file", "eval_file")):
-        with phase(console, "problems", detail="generating problems for the calculator and the search server"):
+        with phase(console, "problems", detail="generating problems for the tool servers"):
             await asyncio.to_thread(generate_laptop_tasks, config)
     if config.model.model_name_or_path is not None:
         return config
-    folder = config.run.data_dir / "models" / f"laptop-{start_model_key(config.run.seed)}"
+    folder = config.run.data_dir / "models" / f"laptop-{start_model_key(example, seed=config.run.seed)}"
     if not folder.is_dir():
-        await _build_start_model(config, folder=folder, uri=uri, supervisor=supervisor, console=console)
+        await _build_start_model(
+            config, example=example, folder=folder, uri=uri, supervisor=supervisor, console=console
+        )
     return config.model_copy(update={"model": config.model.model_copy(update={"model_name_or_path": folder})})
 
 
-def start_model_key(seed: int) -> str:
+def start_model_key(example: Example, *, seed: int) -> str:
     """Hash of all the start model is made from."""
-    digest = hashlib.sha256(str(seed).encode())
-    profile = ASSETS_DIR / "profiles" / f"{START_PROFILE}.yml"
-    inputs = [*(ASSETS_DIR / "laptop").rglob("*.py"), profile, Path(search.__file__).with_name("corpus.jsonl")]
+    digest = hashlib.sha256(f"{seed} {example.builder.name}".encode())
+    profile = ASSETS_DIR / "profiles" / f"{example.start_profile}.yml"
+    inputs = [*example.builder.parent.rglob("*.py"), profile, Path(search.__file__).with_name("corpus.jsonl")]
     for path in sorted(inputs):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def is_made_by_profile(config: RunConfig, name: str) -> bool:
-    """Whether a file of the profile's own choice is not there yet; a user's own file is never made up."""
-    if config.run.profile != LAPTOP_PROFILE or name not in {"train_file", "eval_file"}:
-        return False
-    profile = load_config(profile=LAPTOP_PROFILE, config_file=None, environ={}, argv_flags=[])
-    given, promised = config.run.model_dump()[name], profile.run.model_dump()[name]
-    return given is not None and given == promised and not given.is_file()
-
-
 async def _build_start_model(
-    config: RunConfig, *, folder: Path, uri: str, supervisor: Supervisor, console: Console
+    config: RunConfig, *, example: Example, folder: Path, uri: str, supervisor: Supervisor, console: Console
 ) -> None:
     build_dir = folder.with_name(f"{folder.name}.build")
     message = "building a start model (once, a minute or two): a tiny model learns from a flawed teacher"
     console.print(message, soft_wrap=True)
     with phase(console, "teacher", detail="random weights and demonstrations"):
-        await supervisor.run_once(_builder(config, build_dir=build_dir))
-    start = _start_config(config, folder=folder, build_dir=build_dir, uri=uri)
+        await supervisor.run_once(_builder(config, script=example.builder, build_dir=build_dir))
+    start = _start_config(config, profile=example.start_profile, folder=folder, build_dir=build_dir, uri=uri)
     write_config(start)
     store = await prepared_store(start)
     try:
@@ -105,16 +97,16 @@ async def _build_start_model(
     shutil.rmtree(build_dir)
 
 
-def _builder(config: RunConfig, *, build_dir: Path) -> ChildSpec:
+def _builder(config: RunConfig, *, script: Path, build_dir: Path) -> ChildSpec:
     return ChildSpec(
         name="start model builder",
-        argv=(sys.executable, str(BUILDER), "--out", str(build_dir), "--seed", str(config.run.seed)),
+        argv=(sys.executable, str(script), "--out", str(build_dir), "--seed", str(config.run.seed)),
         environ=child_environment(os.environ, threads=1, drop_prefixes=(ENVIRONMENT_PREFIX,)),
         log_path=log_path(config, "builder", 0),
     )
 
 
-def _start_config(config: RunConfig, *, folder: Path, build_dir: Path, uri: str) -> RunConfig:
+def _start_config(config: RunConfig, *, profile: str, folder: Path, build_dir: Path, uri: str) -> RunConfig:
     """Supervised training on the demonstrations, in a run and database of its own."""
     flags = {
         "run_name": folder.name,
@@ -126,7 +118,7 @@ def _start_config(config: RunConfig, *, folder: Path, build_dir: Path, uri: str)
         "db_connection_string": uri,
     }
     tokens = [token for name, value in flags.items() for token in (f"--{name}", str(value))]
-    return load_config(profile=START_PROFILE, config_file=None, environ={}, argv_flags=tokens)
+    return load_config(profile=profile, config_file=None, environ={}, argv_flags=tokens)
 
 
 async def insert_demonstrations(store: TrainStore, *, path: Path) -> None:
@@ -141,18 +133,18 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _supervised_row(row: dict[str, Any]) -> DBRecordData:
-    """A row {"id", "token_ids", "loss_mask"}: advantage 1 on what is imitated."""
-    mask = np.asarray(row["loss_mask"], dtype=np.bool_)
+    """A row {"id", "token_ids", "weights"}: its weights are the advantages of what is imitated."""
+    weights = np.asarray(row["weights"], dtype=np.float32)
     return DBRecordData(
         id=row["id"],
         task_id=row["id"],
         record_id=row["id"],
         split=TRAIN_SPLIT,
         token_ids=np.asarray(row["token_ids"], dtype=np.int32),
-        loss_mask=mask,
-        advantages=mask.astype(np.float32),
+        loss_mask=weights > 0,
+        advantages=weights,
         behaviour_logprobs=None,
-        policy_versions=np.full(mask.size, -1, dtype=np.int32),
+        policy_versions=np.full(weights.size, -1, dtype=np.int32),
         reward=1.0,
     )
 

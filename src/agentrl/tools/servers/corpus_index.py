@@ -75,17 +75,19 @@ class DocumentIndex:
         query = f"SELECT {_COLUMNS} FROM documents WHERE title_key = ? ORDER BY number"
         return self._documents(query, (_title_key(title),))
 
-    def rank(self, query: str, *, top_k: int) -> list[Document]:
-        """The best documents for the words of `query`."""
-        return [hit.document for hit in self.hits(query, top_k=top_k)]
+    def rank(self, query: str, *, top_k: int, in_titles: bool = False) -> list[Document]:
+        """The best documents for the words of `query`; with `in_titles`, those with a word of it in their title."""
+        return [hit.document for hit in self.hits(query, top_k=top_k, in_titles=in_titles)]
 
-    def hits(self, query: str, *, top_k: int) -> list[Hit]:
+    def hits(self, query: str, *, top_k: int, in_titles: bool = False) -> list[Hit]:
         """The same with excerpts."""
         words = _WORD.findall(query.encode("utf-8", "replace").decode("utf-8"))[:MAX_QUERY_WORDS]
         if not words:
             return []
         # Quoted words joined by OR: nothing of the query is read as FTS5 syntax. Ranked first, read afterwards.
         expression = " OR ".join(f'"{word}"' for word in words)
+        if in_titles:
+            expression = f"title : ({expression})"
         best = self._rows(
             "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?", (expression, top_k)
         )

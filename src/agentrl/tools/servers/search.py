@@ -2,7 +2,7 @@
 
 A query equal to a title (letter case aside) returns the documents of that title. Any other query is answered by
 BM25 over title and text (SQLite FTS5, in memory), best `top_k` documents, one a line; `No results.` if no word
-matches. The answer is cut at `max_chars`.
+matches. With `--titles-only` texts are not searched. The answer is cut at `max_chars`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ NO_RESULTS = "No results."
 class SearchIndex:
     """Title lookup and BM25 over documents, in memory."""
 
-    def __init__(self, documents: Iterable[Document]) -> None:
+    def __init__(self, documents: Iterable[Document], *, titles_only: bool = False) -> None:
         self._index = DocumentIndex.in_memory(documents)
+        self._titles_only = titles_only
 
     def __len__(self) -> int:
         return len(self._index)
 
     def search(self, query: str, *, top_k: int, max_chars: int) -> str:
         """Texts of the best documents, one a line, or the text that says there are none."""
-        found = self._index.titled(query) or self._index.rank(query, top_k=top_k)
+        found = self._index.titled(query) or self._index.rank(query, top_k=top_k, in_titles=self._titles_only)
         return "\n".join(document.text for document in found)[:max_chars] if found else NO_RESULTS
 
 
@@ -43,12 +44,13 @@ def main() -> None:
     """Command line of the server."""
     parser = argparse.ArgumentParser(description="MCP server: search in a JSONL corpus")
     parser.add_argument("--corpus", type=Path, default=BUNDLED_CORPUS, help="JSONL with id, title, text")
+    parser.add_argument("--titles-only", action="store_true", help="search in titles, not in texts")
     parser.add_argument("--top-k", type=int, default=1, help="documents per answer (default: %(default)s)")
     parser.add_argument("--max-chars", type=int, default=4000, help="length of an answer (default: %(default)s)")
     add_transport_flags(parser)
     flags = parser.parse_args()
     try:
-        index = SearchIndex(load_corpus(flags.corpus))
+        index = SearchIndex(load_corpus(flags.corpus), titles_only=flags.titles_only)
     except (OSError, CorpusError) as error:
         parser.error(str(error))
     tool = text_tool(

@@ -37,6 +37,13 @@ def test_other_queries_are_ranked_by_their_words():
     assert len(search("gina", top_k=2).split("\n")) == 2
 
 
+def test_texts_are_not_searched_where_titles_are_all_that_counts():
+    titles = SearchIndex((Document(**row) for row in DOCUMENTS), titles_only=True)
+    assert titles.search("gina new", top_k=3, max_chars=1000) == "New Emba has 42 bridges."
+    assert titles.search("gina", top_k=3, max_chars=1000) == NO_RESULTS
+    assert titles.search('title : "gina"', top_k=3, max_chars=1000) == NO_RESULTS
+
+
 @pytest.mark.parametrize("query", ["", "   ", "qqq", "???", '"', "NOTHING -here*"])
 def test_a_query_that_matches_nothing_says_so(query):
     assert search(query) == NO_RESULTS
