@@ -1,7 +1,7 @@
 """`agentrl db prune`: databases that served a purpose of their own, and are over.
 
     RUN-eval-v<version>    which engine serves a version that is evaluated; `agentrl eval` drops it, unless it is killed
-    laptop-<key>           the training of the laptop profile's start model, which is in DATA_DIR/models/laptop-<key>
+    laptop-<key>           the training of an example's start model, which is in DATA_DIR/models/laptop-<key>
 
 Only such a database: one that holds a Task, a Record or a call is a run, whatever its name, and never touched; nor is
 one whose processes gave a sign of life in the last minute, or a start model's that is not finished.
