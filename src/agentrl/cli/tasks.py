@@ -41,7 +41,7 @@ def run(invocation: Invocation) -> int:
     config = invocation.config
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if invocation.arguments.action == "generate":
-        written = generate_laptop_tasks(config)
+        written = generate_example_tasks(config)
         console.print(f"wrote {' and '.join(map(str, written)) or 'nothing: both files are there'}")
         return 0
     if "run_name" not in config.run.model_fields_set:
@@ -72,7 +72,7 @@ def read_task_file(config: RunConfig, name: Literal["train_file", "eval_file"]) 
     return rows
 
 
-def generate_laptop_tasks(config: RunConfig) -> list[Path]:
+def generate_example_tasks(config: RunConfig) -> list[Path]:
     """Write the example profile's train_file and eval_file where they are missing; returns what was written.
 
     Same seed, same files. A file that is there is left alone: it may be the user's own.

@@ -22,8 +22,8 @@ from agentrl.cli.connect import database_lock, prepared_store
 from agentrl.cli.console import UnwindingConsole
 from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_over
 from agentrl.cli.invocation import Invocation
+from agentrl.cli.launch.example import set_up_example
 from agentrl.cli.launch.inputs import check_inputs
-from agentrl.cli.launch.laptop import set_up_laptop
 from agentrl.cli.launch.live import open_view, watch
 from agentrl.cli.launch.phase import phase
 from agentrl.cli.launch.processes import Processes, database, write_config
@@ -128,7 +128,7 @@ async def _run_to_completion(
 ) -> tuple[RunConfig, RunProgress]:
     with phase(console, "database", detail=masked_uri(uri)):
         await _first_connection(config, uri=uri, supervisor=supervisor)
-    config = await set_up_laptop(config, uri=uri, supervisor=supervisor, console=console)
+    config = await set_up_example(config, uri=uri, supervisor=supervisor, console=console)
     write_config(config)
     async with _open_store(config, uri=uri) as store:
         reader = ProgressReader(store=store, config=config, forget_after=FORGET_AFTER)

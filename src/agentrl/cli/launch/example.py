@@ -33,7 +33,7 @@ from agentrl.cli.launch.phase import phase
 from agentrl.cli.launch.processes import Processes, log_path, write_config
 from agentrl.cli.launch.supervisor import ChildSpec, Supervisor, child_environment
 from agentrl.cli.progress import TRAIN_SPLIT, ProgressReader
-from agentrl.cli.tasks import generate_laptop_tasks
+from agentrl.cli.tasks import generate_example_tasks
 from agentrl.config import RunConfig
 from agentrl.config.load import ASSETS_DIR, ENVIRONMENT_PREFIX, load_config
 from agentrl.protocols import TrainStore
@@ -45,14 +45,14 @@ REFRESH_S = 0.7
 FORGET_AFTER = timedelta(minutes=1)
 
 
-async def set_up_laptop(config: RunConfig, *, uri: str, supervisor: Supervisor, console: Console) -> RunConfig:
+async def set_up_example(config: RunConfig, *, uri: str, supervisor: Supervisor, console: Console) -> RunConfig:
     """Make what the profile promises and is not there; the configuration with the start model filled in."""
     example = example_of(config)
     if example is None:
         return config
     if any(is_made_by_profile(config, name) for name in ("train_file", "eval_file")):
         with phase(console, "problems", detail="generating problems for the tool servers"):
-            await asyncio.to_thread(generate_laptop_tasks, config)
+            await asyncio.to_thread(generate_example_tasks, config)
     if config.model.model_name_or_path is not None:
         return config
     folder = config.run.data_dir / "models" / f"laptop-{start_model_key(example, seed=config.run.seed)}"

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.cli.examples import EXAMPLES
-from agentrl.cli.launch import laptop as module
-from agentrl.cli.launch.laptop import insert_demonstrations, set_up_laptop, start_model_key
+from agentrl.cli.launch import example as module
+from agentrl.cli.launch.example import insert_demonstrations, set_up_example, start_model_key
 from agentrl.cli.launch.supervisor import Guard, Supervisor
 from agentrl.config import RunConfig
 from agentrl.config.load import load_config
@@ -32,7 +32,7 @@ def set_up(config: RunConfig) -> RunConfig:
         with closing(Guard(lock_descriptors=())) as guard:
             async with Supervisor(guard=guard) as supervisor:
                 console = Console(file=io.StringIO())
-                return await set_up_laptop(config, uri="mongodb://nowhere/", supervisor=supervisor, console=console)
+                return await set_up_example(config, uri="mongodb://nowhere/", supervisor=supervisor, console=console)
 
     return asyncio.run(run())
 
