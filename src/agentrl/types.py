@@ -322,6 +322,7 @@ class Score:
     version: str  # "<scorer> @<fingerprint of its rules, prompts and models>"
     scorer: str
     value: float
+    episode_values: tuple[float, ...] = ()  # of a meta-episode: one per episode, `value` is that of the last
     call_ids: tuple[str, ...] = ()  # the judge calls made for it; none where the cache knew
     scored_at: datetime | None = None
 

@@ -11,8 +11,8 @@ from factories import EPOCH_START, make_record, make_task
 
 def score(value: float, *, record_id: str = "train:0:q1/g0", version: str = "em @1", attempt: int = 1) -> Score:
     return Score(
-        record_id=record_id, attempt=attempt, version=version, scorer="em", value=value, call_ids=("c",),
-        scored_at=EPOCH_START,
+        record_id=record_id, attempt=attempt, version=version, scorer="em", value=value, episode_values=(0.5, value),
+        call_ids=("c",), scored_at=EPOCH_START,
     )  # fmt: skip
 
 

@@ -122,6 +122,21 @@ async def test_the_audit_finds_nothing_in_short_contexts_and_steps(
     assert report.is_clean, report.as_json()
 
 
+async def test_groups_settled_with_another_version_have_a_score_of_it_for_every_episode(
+    memory_store: MemoryStore, model_dir: Path
+) -> None:
+    config = META.model_copy(update={"algo": META.algo.model_copy(update={"score_version": "0.5*em"})})
+    records = await run_group(memory_store, model_dir, config=config)
+    (group,) = await memory_store.settled_groups(split="train", limit=1)
+    own = {record.id: [episode.score for episode in record.episodes] for record in records}
+    halved = {record_id: tuple(0.5 * score for score in scores if score) for record_id, scores in own.items()}
+    settled = group.settlement.episode_scores
+    assert {record_id: tuple(filter(None, scores)) for record_id, scores in settled.items()} == halved
+    assert {len(scores) for scores in settled.values()} == {3}
+    report = await audit_run(memory_store, config=config, run_dir=None)
+    assert report.is_clean, report.as_json()
+
+
 def with_episode(record: Record, number: int, change: Callable[[EpisodeResult], EpisodeResult]) -> Record:
     episodes = list(record.episodes)
     episodes[number] = change(episodes[number])

@@ -13,7 +13,7 @@ from agentrl.rollout.scoring import RecordScorer
 from agentrl.scoring import ScoringContext
 from agentrl.store import MongoStore
 from agentrl.store.memory import MemoryStore
-from agentrl.types import Record, RecordStatus, StopReason
+from agentrl.types import EpisodeResult, Record, RecordStatus, StopReason
 from chat_server import ChatServer, Status, chat_server
 from factories import make_task, make_turn
 from judges import judge_for
@@ -88,6 +88,26 @@ async def test_only_judge_errors_are_judged_again_and_an_outage_leaves_them_for_
     async with chat_server(even_is_correct) as server:
         report, _ = await run_rescore(store, server, scorer="agentcpm", only_judge_errors=True)
     assert (report.num_scored, report.num_failed) == (3, 0)
+
+
+async def test_every_episode_of_a_meta_episode_is_scored_and_one_that_was_not_begun_asks_nobody() -> None:
+    store = MemoryStore()
+    [first, *_] = await sampled(store, num_records=4)
+    episodes = tuple(
+        EpisodeResult(
+            answer=answer, score=0.0, stop_reason=StopReason.ANSWER if answer else StopReason.CONTEXT_LIMIT,
+            num_turns=int(answer is not None), num_tool_calls=0, num_completion_tokens=2,
+        )
+        for answer in ("a1", "a2", "a3", None)
+    )  # fmt: skip
+    meta = replace(first, id="meta/g0", turn_ids=first.turn_ids * 3, answer=None, episodes=episodes)
+    async with chat_server(even_is_correct) as server, judge_for([server.url], store) as judge:
+        scoring = RecordScorer(context=ScoringContext(judge=judge), store=store)
+        task = replace(make_task(answer="a1"), scorer="agentcpm")
+        scored = await scoring.score_again(task, scorer="agentcpm", record=meta, turns=(), tools=())
+        assert len(server.requests) == 2, "the rule decides on the first one"
+    assert (scored.value, scored.episode_values) == (0.0, (1.0, 1.0, 0.0, 0.0))
+    assert len(scored.call_ids) == 2
 
 
 async def test_killed_in_the_middle_and_started_again_gives_the_same_scores(

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agentrl.types import Record, RecordStatus, SettledGroup, StopReason
+from agentrl.algo.credit import turn_scores_of
+from agentrl.types import Record, RecordStatus, Score, SettledGroup, StopReason
 
 OTHER_VERSION = "score_version"  # drop reason of a settled group whose rewards are of another version than configured
 
@@ -47,25 +48,35 @@ def can_be_scored(record: Record) -> bool:
     return is_unjudged or record.status is RecordStatus.FINISHED
 
 
-def with_scores(records: Sequence[Record], scores: Mapping[str, float], *, version: str) -> list[Record]:
+def with_scores(records: Sequence[Record], scores: Mapping[str, Score], *, version: str) -> list[Record]:
     """The Records with the scores of a version, by record id; those without one have none.
 
-    A judge is asked only about answers, so a Record that only its judge failed stopped with an answer. Scores of single
-    turns belong to the Record's own score: here it is one episode.
+    A judge is asked only about answers, so a Record that only its judge failed stopped with an answer. Of a meta-episode
+    each episode has its score of the version; where the version scored the Record as a whole, it has none. Other scores
+    of single turns belong to the Record's own score: here it is one episode.
     """
     return [_with_score(record, scores.get(record.id), version=version) for record in records]
 
 
-def _with_score(record: Record, score: float | None, *, version: str) -> Record:
-    if score is None or not can_be_scored(record):
+def _with_score(record: Record, score: Score | None, *, version: str) -> Record:
+    if score is None or not can_be_scored(record) or len(score.episode_values) != len(record.episodes):
         return replace(record, score=None, turn_scores=(), episodes=())
-    is_unjudged = record.stop_reason is StopReason.JUDGE_ERROR
+    episodes = tuple(
+        replace(episode, score=value) for episode, value in zip(record.episodes, score.episode_values, strict=True)
+    )
     return replace(
         record,
         status=RecordStatus.FINISHED,
-        stop_reason=StopReason.ANSWER if is_unjudged else record.stop_reason,
-        score=score,
+        stop_reason=_stop_reason(record),
+        score=score.value,
         scorer=version,
-        turn_scores=(),
-        episodes=(),
+        turn_scores=turn_scores_of(episodes),
+        episodes=episodes,
     )
+
+
+def _stop_reason(record: Record) -> StopReason | None:
+    """How a Record ended; one that its judge failed, before it was judged."""
+    if record.stop_reason is not StopReason.JUDGE_ERROR:
+        return record.stop_reason
+    return record.episodes[-1].stop_reason if record.episodes else StopReason.ANSWER

@@ -276,11 +276,6 @@ class RunConfig(Section):
     def _check_episodes(self) -> RunConfig:
         if self.rollout.sampler_module is None:  # a sampler of the user's may score its turns on its own
             check_episode_credit(self.reflection, credit=self.algo)
-        if self.reflection.is_meta and self.algo.score_version is not None:
-            raise ValueError(
-                f"score_version = {self.algo.score_version} with several episodes per Record: another version scores "
-                "Records as a whole, credit needs a score of every episode; unset one of them"
-            )
         return self
 
     @model_validator(mode="after")

@@ -109,8 +109,8 @@ class _Rescoring:
         async with self.slots:
             turns = await self._turns(record, scorer=scorer)
             try:
-                scored = await self.scoring.score(
-                    task, scorer=scorer, record=record, turns=turns, answer=record.answer, tools=self.tools
+                scored = await self.scoring.score_again(
+                    task, scorer=scorer, record=record, turns=turns, tools=self.tools
                 )
             except ScoringError as error:
                 self.report.num_failed += 1

@@ -47,12 +47,12 @@ class GroupFacts:
         settlement = self.state.settlement
         if settlement is None or settlement.score_version is None:
             return self.records
-        values = {
-            record_id: score.value
+        scores = {
+            record_id: score
             for record_id, score in self.scores.items()
             if record_id in settlement.scores or self._was_there(score)
         }
-        return with_scores(self.records, values, version=settlement.score_version)
+        return with_scores(self.records, scores, version=settlement.score_version)
 
     def _was_there(self, score: Score) -> bool:
         """Whether a Score is older than the settlement; one that was made later could not be used."""

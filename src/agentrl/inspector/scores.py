@@ -34,11 +34,16 @@ async def load_scores(store: ScoreStore, record: Record) -> list[Score]:
     return [scores[record.id] for scores in found if record.id in scores]
 
 
+def _label(score: Score) -> str:
+    values = ", ".join(f"{value:g}" for value in score.episode_values)
+    return f"{score.version}, by episode {values}" if values else score.version
+
+
 def render_scores(scores: Sequence[Score], calls: Sequence[DispatchedSamplingTask]) -> RenderableType:
     """The other versions' scores and the judge calls of a Record."""
     table = Table.grid(padding=(0, 2))
     for score in scores:
-        table.add_row(Text("score", style="dim"), score_text(score.value), plain(score.version))
+        table.add_row(Text("score", style="dim"), score_text(score.value), plain(_label(score)))
     for call in calls:
         said = call.error or str(call.response.get("text", ""))
         tokens = f"{call.response.get('prompt_tokens', 0)}+{call.response.get('completion_tokens', 0)} tokens"

@@ -72,16 +72,15 @@ class GroupScores:
         except BaseExceptionGroup as errors:
             raise first_refusal(errors) or errors from errors
         scores = await self.store.find_scores(records, version=self.version)
-        values = {record_id: score.value for record_id, score in scores.items()}
-        return with_scores(records, values, version=self.version)
+        return with_scores(records, scores, version=self.version)
 
     async def _score(self, task: Task, record: Record, turns: Sequence[Turn], *, tools: Sequence[ToolSpec]) -> None:
         """Put the Record's score; nothing if no number can be had."""
         patience = Patience(limit_s=self.patience_s)
         while True:
             try:
-                scored = await self.scoring.score(
-                    task, scorer=self.scorer, record=record, turns=turns, answer=record.answer, tools=tools
+                scored = await self.scoring.score_again(
+                    task, scorer=self.scorer, record=record, turns=turns, tools=tools
                 )
             except ScoringError as error:
                 logger.warning("%s has no score of %s: %s", record.id, self.version, error)

@@ -7,22 +7,24 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from agentrl.protocols import ScoreStore
+from agentrl.rollout.episodes import turns_of_episodes
 from agentrl.scoring import JudgeCall, ScoreRequest, ScoringContext, score_request
 from agentrl.types import DispatchedSamplingTask, DispatchKind, Record, Score, Task, ToolSpec, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A score and the judge calls that were made for it."""
+    """A score, of a meta-episode with those of its episodes, and the judge calls that were made for it."""
 
     value: float
     call_ids: tuple[str, ...]
+    episode_values: tuple[float, ...] = ()
 
     def under(self, version: str, *, record: Record, scorer: str) -> Score:
         """As a fact of the Record's present attempt."""
         return Score(
             record_id=record.id, attempt=record.attempt, version=version, scorer=scorer, value=self.value,
-            call_ids=self.call_ids,
+            episode_values=self.episode_values, call_ids=self.call_ids,
         )  # fmt: skip
 
 
@@ -61,6 +63,31 @@ class RecordScorer:
             if dispatches and self.store is not None:
                 await self.store.put_calls(dispatches)
         return Scored(value=value, call_ids=tuple(dispatch.id for dispatch in dispatches))
+
+    async def score_again(
+        self, task: Task, *, scorer: str, record: Record, turns: Sequence[Turn], tools: Sequence[ToolSpec]
+    ) -> Scored:
+        """What `scorer` says of a finished Record: of its answer, or of each of its episodes and so of the last one.
+
+        An episode that was not begun scores 0. `turns` are looked at by the scorers that compare calls. Raises as
+        `score`, for any of the episodes.
+        """
+        if not record.episodes:
+            return await self.score(
+                task, scorer=scorer, record=record, turns=turns, answer=record.answer, tools=tools
+            )  # fmt: skip
+        values: list[float] = []
+        call_ids: list[str] = []
+        for episode, own_turns in turns_of_episodes(turns, record.episodes):
+            if not episode.num_turns:
+                values.append(0.0)
+                continue
+            scored = await self.score(
+                task, scorer=scorer, record=record, turns=own_turns, answer=episode.answer, tools=tools
+            )
+            values.append(scored.value)
+            call_ids += scored.call_ids
+        return Scored(value=values[-1], call_ids=tuple(call_ids), episode_values=tuple(values))
 
 
 def judge_dispatch(call: JudgeCall, *, record: Record) -> DispatchedSamplingTask:

@@ -128,6 +128,7 @@ def score_to_document(score: Score) -> Document:
         "version": score.version,
         "scorer": score.scorer,
         "value": codec.encode_json_value(score.value),
+        "episode_values": list(score.episode_values),
         "call_ids": list(score.call_ids),
         "scored_at": score.scored_at,
     }
@@ -141,6 +142,7 @@ def score_from_document(document: Mapping[str, Any]) -> Score:
         version=document["version"],
         scorer=document["scorer"],
         value=codec.decode_json_value(document["value"]),
+        episode_values=tuple(document.get("episode_values", ())),  # earlier versions scored meta-episodes as a whole
         call_ids=tuple(document["call_ids"]),
         scored_at=document["scored_at"],
     )

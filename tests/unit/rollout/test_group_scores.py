@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from agentrl.config import AlgoConfig, RolloutConfig, RunConfig
-from agentrl.config.sections import ReflectionConfig
 from agentrl.errors import BudgetSpentError, ConfigError
 from agentrl.rollout import patience as patience_module
 from agentrl.rollout.group_scores import GroupScores
@@ -43,11 +42,6 @@ def rules(version: str | None, store: MemoryStore) -> GroupScores | None:
 
 def verdict(request: dict) -> str:
     return "Correct" if '"five"' in request["messages"][1]["content"] else "Incorrect"
-
-
-def test_a_version_and_episodes_that_are_scored_one_by_one_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="scores Records as a whole"):
-        RunConfig(algo=AlgoConfig(score_version="em"), reflection=ReflectionConfig(episodes=2))
 
 
 def test_without_a_version_the_records_keep_their_own_scores() -> None:
