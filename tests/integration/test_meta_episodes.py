@@ -12,11 +12,12 @@ import pytest
 from agentrl.config import AlgoConfig, ReflectionConfig, RunConfig
 from agentrl.inspector.audit import audit_run
 from agentrl.protocols import Store
+from agentrl.rollout.groups import GroupRunner
 from agentrl.store import MemoryStore
 from agentrl.tools import FunctionToolbox
-from agentrl.types import DBRecordData, EpisodeResult, PolicyVersion, Record, Recovery
+from agentrl.types import DBRecordData, EpisodeResult, PolicyVersion, Record, RecordStatus, Recovery, TaskClaim
 from audit_run import CALL, CONFIG, MemoryForger, add, claim, make_runner, make_task
-from scripted_engine import ScriptedEngine
+from scripted_engine import Script, ScriptedEngine
 from tiny_chat import write_tiny_chat
 
 TASK = "train:0:q0"
@@ -46,13 +47,20 @@ def script(context: str, depth: int) -> str:
     return "<answer>5</answer>" if is_second else TURNS[episode][own - 1]
 
 
-async def run_group(store: Store, model_dir: Path, *, config: RunConfig = META) -> list[Record]:
-    engine = ScriptedEngine(model_dir, script)
-    runner = make_runner(store, engine, model_dir, config=config)
+async def claimed(
+    store: Store, model_dir: Path, *, config: RunConfig, script: Script = script
+) -> tuple[GroupRunner, TaskClaim]:
+    """A sampler under these settings, and its claim on the group."""
+    runner = make_runner(store, ScriptedEngine(model_dir, script), model_dir, config=config)
     runner.agent = replace(runner.agent, toolbox=FunctionToolbox([add], recovery=Recovery.STATELESS))
     await store.publish_policy(PolicyVersion(version=0, path="v0"))
     await store.insert_tasks([make_task("q0")])
-    await runner.run(await claim(store, split="train", lease_s=60))
+    return runner, await claim(store, split="train", lease_s=60)
+
+
+async def run_group(store: Store, model_dir: Path, *, config: RunConfig = META) -> list[Record]:
+    runner, taken = await claimed(store, model_dir, config=config)
+    await runner.run(taken)
     return sorted(await store.list_records(task_id=TASK), key=lambda record: record.id)
 
 
@@ -134,6 +142,41 @@ async def test_groups_settled_with_another_version_have_a_score_of_it_for_every_
     assert {record_id: tuple(filter(None, scores)) for record_id, scores in settled.items()} == halved
     assert {len(scores) for scores in settled.values()} == {3}
     report = await audit_run(memory_store, config=config, run_dir=None)
+    assert report.is_clean, report.as_json()
+
+
+MASKED = META.algo.model_copy(update={"episode_reward_mask": [0.0, 0.0, 1.0]})
+LATER_SETTINGS = {
+    "fewer episodes": {
+        "reflection": ReflectionConfig(episodes=2, reflection_prompt=REFLECT),
+        "algo": META.algo.model_copy(update={"episode_reward_mask": [0.0, 1.0]}),
+    },
+    "one episode": {"reflection": ReflectionConfig(), "algo": AlgoConfig(advantage="rloo", tasks_per_step=2)},
+    "steps": {"reflection": ReflectionConfig(episode_unit="step"), "algo": META.algo},
+}
+
+
+@pytest.mark.parametrize("later", LATER_SETTINGS)
+async def test_a_group_begun_under_other_settings_is_finished_and_settled_and_audits_clean(
+    memory_store: MemoryStore, model_dir: Path, later: str
+) -> None:
+    num_asked = 0
+
+    def killed(context: str, depth: int) -> str | BaseException:
+        nonlocal num_asked
+        num_asked += 1
+        return RuntimeError("killed") if num_asked == 8 else script(context, depth)  # one Record is complete by then
+
+    masked = META.model_copy(update={"algo": MASKED})
+    runner, taken = await claimed(memory_store, model_dir, config=masked, script=killed)
+    with pytest.raises(BaseExceptionGroup):
+        await runner.run(taken)
+    await memory_store.release_claim(taken)
+    after = META.model_copy(update=LATER_SETTINGS[later])
+    records = await run_group(memory_store, model_dir, config=after)
+    assert {record.status for record in records} == {RecordStatus.FINISHED}
+    assert 3 in {len(record.episodes) for record in records}
+    report = await audit_run(memory_store, config=after, run_dir=None)
     assert report.is_clean, report.as_json()
 
 

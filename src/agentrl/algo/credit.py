@@ -138,7 +138,7 @@ def _episode_advantages(
     """turn_weight * A[i][n] + outcome_weight * A_outcome[i] for every episode n of Record i."""
     bonus = algo.improvement_bonus
     shaped = [[own + bonus * (own - before) for own, before in zip(row, (0.0, *row), strict=False)] for row in rewards]
-    mask = algo.episode_reward_mask or None
+    mask = _mask_of(rewards, algo=algo)
     baseline: GroupMethod = "rloo" if algo.advantage == "turn_rloo" else "group_norm"
     if algo.advantage == "mt_grpo_pooled":
         of_episodes = pooled_advantages(shaped, credit_mask=mask)
@@ -153,6 +153,13 @@ def _episode_advantages(
         [algo.turn_weight * own + algo.outcome_weight * outcome for own in row]
         for row, outcome in zip(of_episodes, of_records, strict=True)
     ]
+
+
+def _mask_of(rewards: Sequence[Sequence[float]], *, algo: AlgoConfig) -> list[float] | None:
+    """One weight per episode; None: all ones. A Record begun when more episodes were wanted goes on with the last."""
+    mask = algo.episode_reward_mask
+    num_episodes = max(map(len, rewards), default=0)
+    return [*mask, *mask[-1:] * (num_episodes - len(mask))] if mask else None
 
 
 def _repeated_share(episodes: Sequence[EpisodeResult]) -> float:

@@ -51,9 +51,9 @@ def can_be_scored(record: Record) -> bool:
 def with_scores(records: Sequence[Record], scores: Mapping[str, Score], *, version: str) -> list[Record]:
     """The Records with the scores of a version, by record id; those without one have none.
 
-    A judge is asked only about answers, so a Record that only its judge failed stopped with an answer. Of a meta-episode
-    each episode has its score of the version; where the version scored the Record as a whole, it has none. Other scores
-    of single turns belong to the Record's own score: here it is one episode.
+    A judge is asked only about answers, so a Record that only its judge failed stopped with an answer. Each episode of
+    a meta-episode has its score of the version; where the version scored the Record as a whole, it has none. Other
+    scores of single turns belong to the Record's own score: here it is one episode.
     """
     return [_with_score(record, scores.get(record.id), version=version) for record in records]
 

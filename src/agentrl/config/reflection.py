@@ -6,8 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config.credit import CreditConfig
+from agentrl.config.credit import EPISODE_METHODS, CreditConfig
 from agentrl.config.section import Section
+
+MAX_EPISODES = 1000  # the header of a Record has a line for each
 
 
 class ReflectionConfig(Section):
@@ -16,6 +18,7 @@ class ReflectionConfig(Section):
     episodes: int = Field(
         1,
         ge=1,
+        le=MAX_EPISODES,
         description="Attempts at the question per Record. Above 1 the MetaEpisodeSampler makes the Records; max_turns "
         "and the other limits then hold for each attempt.",
     )
@@ -64,6 +67,13 @@ class ReflectionConfig(Section):
                 f"reflect_when = {self.reflect_when}, reflection_context = {self.reflection_context} with episodes = "
                 "1: there is nothing to reflect on; raise episodes or leave both at always and full"
             )
+        if self.keep_episodes != 1 and self.reflection_context != "last_k":
+            raise ValueError(
+                f"keep_episodes = {self.keep_episodes} with reflection_context = {self.reflection_context}: all "
+                "episodes are kept; set reflection_context = last_k or unset keep_episodes"
+            )
+        if not self.reflection_prompt.strip():
+            raise ValueError("reflection_prompt: only spaces; the model would not know that it is to try again")
         return self
 
 
@@ -74,6 +84,11 @@ def check_episode_credit(reflection: ReflectionConfig, *, credit: CreditConfig) 
         raise ValueError(
             f"episodes = {reflection.episodes}: episode_reward_mask, improvement_bonus, turn_weight, outcome_weight "
             "and distinct_answer_penalty tell episodes apart, and there is one; raise episodes or unset them"
+        )
+    if credit.gamma != 1.0 and credit.advantage in EPISODE_METHODS and not reflection.is_meta:
+        raise ValueError(
+            f"gamma = {credit.gamma:g} with advantage = {credit.advantage}, episodes = {reflection.episodes}: rewards "
+            "of later episodes are discounted, and there is one episode; raise episodes or leave gamma at 1"
         )
     if mask and reflection.episode_unit == "step":
         raise ValueError(

@@ -274,7 +274,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_episodes(self) -> RunConfig:
-        if self.rollout.sampler_module is None:  # a sampler of the user's may score its turns on its own
+        # A sampler of the user's may score its turns on its own.
+        if self.rollout.sampler_module is None or self.reflection.is_meta:
             check_episode_credit(self.reflection, credit=self.algo)
         return self
 

@@ -144,7 +144,7 @@ class ContextPlanner:
         kept = range(len(turns))
         if self.rollout.new_context == "last_k":
             kept = kept[-self.rollout.last_k_turns :]
-        rewritten = self._assembled(turns, kept, room=self.limit_tokens // 2, opens_episode=True)
+        rewritten = self._overflowing(turns, kept, opens_episode=True)
         if rewritten is None:
             return StopReason.CONTEXT_LIMIT
         call = self._branch(rewritten, because=StopReason.CONTEXT_LIMIT)
@@ -157,7 +157,7 @@ class ContextPlanner:
 
         Of those, as many as fit, newest first; `context_limit` if not even the newest one does.
         """
-        rewritten = self._assembled(turns, kept, room=self.limit_tokens, opens_episode=True)
+        rewritten = self._assembled(turns, kept, room=self.limit_tokens, opens_episode=True, discards_results=False)
         if rewritten is None:
             return StopReason.CONTEXT_LIMIT
         marks = {BRANCH: {"strategy": "last_k", "because": REFLECTION}, EPISODE: mark}
@@ -236,21 +236,30 @@ class ContextPlanner:
             kept = [position for position in kept if _text(turns[position]) != repeated]
         if self.rollout.new_context == "last_k":
             kept = kept[-self.rollout.last_k_turns :]
-        return self._assembled(turns, kept, room=self.limit_tokens // 2, opens_episode=False)
+        return self._overflowing(turns, kept, opens_episode=False)
+
+    def _overflowing(
+        self, turns: Sequence[Turn], kept: Sequence[int], *, opens_episode: bool
+    ) -> tuple[int, ...] | None:
+        """What is kept of a full context: half its room is to be free, `new_context` says what of the results stays."""
+        return self._assembled(
+            turns, kept, room=self.limit_tokens // 2, opens_episode=opens_episode,
+            discards_results=self.rollout.new_context == "discard_all_tools",
+        )  # fmt: skip
 
     def _assembled(
-        self, turns: Sequence[Turn], kept: Sequence[int], *, room: int, opens_episode: bool
+        self, turns: Sequence[Turn], kept: Sequence[int], *, room: int, opens_episode: bool, discards_results: bool
     ) -> tuple[int, ...] | None:
         """The first prompt and the turns at `kept` that fit in `room`, newest first, each with what answered it.
 
         The newest one only has to fit at all, without its results if need be; None if it does not. `opens_episode`: the
-        last turn of all is answered with the request to reflect.
+        last turn of all is answered with the request to reflect. `discards_results`: but those of the newest turn.
         """
         ends = {position - 1 for position in episode_starts(turns)} | ({len(turns) - 1} if opens_episode else set())
         first = turns[0].tokens.prompt_ids
         segments: list[tuple[int, ...]] = []
         for position in reversed(kept):
-            discards = self.rollout.new_context == "discard_all_tools" and bool(segments)
+            discards = discards_results and bool(segments)
             segment = self._segment(turns[position], is_discarded=discards, ends_episode=position in ends)
             size = len(first) + sum(map(len, segments)) + len(segment)
             if size > (room if segments else self.limit_tokens):

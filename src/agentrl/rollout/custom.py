@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.rollout.context import episode_starts
 from agentrl.rollout.meta_sampler import MetaEpisodeSampler
 from agentrl.rollout.sampler import AsyncSampler, MCPSampler
+from agentrl.types import Turn
 from agentrl.user_modules import import_user_module
 
 
@@ -28,6 +31,14 @@ def sampler_of(config: RunConfig) -> type[AsyncSampler]:
             "from MetaEpisodeSampler, or leave section reflection alone"
         )
     return defined
+
+
+def sampler_for(sampler_class: type[AsyncSampler], *, committed: Sequence[Turn]) -> type[AsyncSampler]:
+    """Who goes on with a Record: its run's sampler, unless it was begun with several episodes and those are gone.
+
+    What was begun as a meta-episode ends as one: with the episodes it has, the one that is open being its last.
+    """
+    return MetaEpisodeSampler if sampler_class is MCPSampler and episode_starts(committed) else sampler_class
 
 
 def load_sampler(module_path: str | None) -> type[AsyncSampler]:

@@ -94,7 +94,11 @@ def attempt_results(
         last = planner.within.next_call(turns, readings=readings)
         reasons.append(last if isinstance(last, StopReason) else StopReason.CONTEXT_LIMIT)
     results = [
-        _result(turns[start:end], answer=readings[end - 1].answer, stop_reason=reason)
+        _result(
+            turns[start:end],
+            answer=readings[end - 1].answer if reason is StopReason.ANSWER else None,
+            stop_reason=reason,
+        )
         for (start, end), reason in zip(spans, reasons, strict=True)
     ]
     num_lost = 0 if stop_reason is StopReason.ANSWER else planner.reflection.episodes - len(results)

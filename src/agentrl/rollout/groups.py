@@ -23,6 +23,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import BudgetSpentError
 from agentrl.protocols import TaskStore
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.custom import sampler_for
 from agentrl.rollout.group_scores import GroupScores
 from agentrl.rollout.partial import LegLimits, PutDown, newest_version
 from agentrl.rollout.patience import Patience
@@ -169,7 +170,8 @@ class GroupRunner:
         leg_limits = LegLimits.from_config(self.config.rollout, max_staleness=self.config.algo.max_staleness)
         agent = replace(self.agent, leg_limits=leg_limits if is_trained else None)
         async with self.slots:
-            sampler = self.sampler_class(claim.task, record=record, committed=committed, agent=agent)
+            sampler_class = sampler_for(self.sampler_class, committed=committed)
+            sampler = sampler_class(claim.task, record=record, committed=committed, agent=agent)
             self.num_in_flight += 1
             try:
                 final, turns = await sampler.sample()

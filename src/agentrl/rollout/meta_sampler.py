@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from agentrl.algo.credit import turn_scores_of
 from agentrl.algo.group_policies import is_right
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RolloutError, ScoringError
 from agentrl.rollout.agent import RolloutResult, run_rollout
-from agentrl.rollout.context import episode_start
+from agentrl.rollout.context import episode_start, episode_starts
 from agentrl.rollout.episodes import EpisodePlanner, attempt_results, step_results, turns_of_episodes
 from agentrl.rollout.limits import read_turn
 from agentrl.rollout.sampler import MCPSampler
@@ -27,7 +27,7 @@ class MetaEpisodeSampler(MCPSampler):
     async def run(self) -> RolloutResult:
         """The loop of `rollout.agent`, with an `EpisodePlanner`.
 
-        With `reflect_when = wrong` it raises ScoringError like the scorer, and ConfigError for one that asks a judge.
+        With `reflect_when = wrong` it raises RolloutError if the scorer gives no number, ConfigError if it is a judge.
         """
         reflection = self.agent.reflection
         planner = EpisodePlanner(within=self.agent.planner(self.task), reflection=reflection)
@@ -60,7 +60,8 @@ class MetaEpisodeSampler(MCPSampler):
         self, turns: Sequence[Turn], *, planner: EpisodePlanner, stop_reason: StopReason
     ) -> tuple[EpisodeResult, ...]:
         readings = [read_turn(turn, schema=self.task.answer_schema, chat=self.agent.chat) for turn in turns]
-        if self.agent.reflection.episode_unit == "step":
+        is_begun_as_attempts = bool(episode_starts(turns))  # before the setting was changed
+        if self.agent.reflection.episode_unit == "step" and not is_begun_as_attempts:
             return step_results(turns, readings=readings, stop_reason=stop_reason)
         return attempt_results(turns, readings=readings, planner=planner, stop_reason=stop_reason)
 
@@ -75,7 +76,10 @@ class MetaEpisodeSampler(MCPSampler):
         answer = read_turn(turns[-1], schema=self.task.answer_schema, chat=self.agent.chat).answer
         own_turns = tuple(turns[episode_start(turns) :])
         alone = RolloutResult(record=self.record, turns=own_turns, stop_reason=StopReason.ANSWER, answer=answer)
-        return is_right(await self.evaluate_record(alone))
+        try:
+            return is_right(await self.evaluate_record(alone))
+        except ScoringError as error:  # of a Record that is not complete: nothing of it can be scored later
+            raise RolloutError(f"whether to reflect on {answer!r} cannot be decided: {error}") from error
 
 
 def check_verifiable(scorers: Sequence[str]) -> None:

@@ -28,12 +28,24 @@ def load(*flags: str) -> object:
             "no later episodes to earn from",
         ),
         ("--episode_reward_mask 0,1", "no JSON"),
+        ("--episodes 1000000000", "less than or equal to 1000"),
+        ("--episodes 3 --keep_episodes 2", "all episodes are kept"),
+        ("--advantage turn_rloo --gamma 0.5", "later episodes are discounted, and there is one"),
+        (
+            "--sampler_module own.py --advantage turn_rloo --episodes 3 --episode_reward_mask [0,1]",
+            "has 2 entries, episodes = 3",
+        ),
     ],
 )
 def test_settings_without_a_sense_are_refused_in_one_line(flags: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")) as caught:
         load(*flags.split())
     assert "\n" not in str(caught.value)
+
+
+def test_a_request_to_reflect_that_says_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only spaces"):
+        load("--episodes", "2", "--reflection_prompt", "  ")
 
 
 def test_the_variants_of_the_method_are_flags_and_keys_of_a_file(tmp_path: Path) -> None:

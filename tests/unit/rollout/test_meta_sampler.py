@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.score_versions import can_be_scored
 from agentrl.errors import ConfigError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.browse import Browser
@@ -277,6 +278,35 @@ async def test_short_context_shows_the_question_and_the_last_episodes_token_for_
     assert turns[5].tokens.prompt_ids == (*head, *kept, *request)
 
 
+async def test_a_short_context_with_room_keeps_results_whatever_a_full_one_would_discard(model_dir: Path) -> None:
+    reflection = {"reflection_context": "last_k"}
+    script = by_context(CALL, "<answer>5</answer>")
+    kept, _ = await make(model_dir, script, reflection=reflection).sample()
+    rollout = make(model_dir, script, reflection=reflection, new_context="discard_all_tools")
+    record, _ = await rollout.sample()
+    assert record.episodes == kept.episodes
+    assert all("page 1" in context and "discarded" not in context for context in contexts(rollout)[1:])
+
+
+@pytest.mark.parametrize("new_context", ["disabled", "last_k", "discard_all_tools", "discard_all"])
+@pytest.mark.parametrize("reflection_context", ["full", "last_k"])
+async def test_at_any_length_of_context_the_question_stays_and_every_episode_is_accounted_for(
+    model_dir: Path, new_context: str, reflection_context: str
+) -> None:
+    for max_prompt_tokens in range(20, 620, 75):
+        rollout = make(
+            model_dir, by_context("hm " * 9, CALL, "<answer>5</answer>"),
+            reflection={"episodes": 4, "reflection_context": reflection_context}, max_prompt_tokens=max_prompt_tokens,
+            new_context=new_context, last_k_turns=2,
+        )  # fmt: skip
+        rollout.browser = make_browser()
+        record, turns = await rollout.sample()
+        assert (record.status, len(record.episodes)) == (RecordStatus.FINISHED, 4)
+        assert sum(episode.num_turns for episode in record.episodes) == len(turns)
+        assert all(context.startswith("<|im_start|>user\n2+3?") for context in contexts(rollout))
+        assert all(len(request.input_ids) <= max_prompt_tokens for request in rollout.engine.requests)
+
+
 async def test_short_context_may_keep_more_than_one_episode(model_dir: Path) -> None:
     script = play(*[f"<answer>{n}</answer>" for n in range(5)])
     reflection = {"episodes": 5, "reflection_context": "last_k", "keep_episodes": 2}
@@ -305,6 +335,16 @@ async def test_reflecting_on_wrong_answers_is_refused_for_a_judge(model_dir: Pat
     rollout = make(model_dir, play(), reflection={"reflect_when": "wrong"})
     with pytest.raises(ConfigError, match=r"reflect_when = wrong: scorer 'agentcpm' asks a judge"):
         await rollout.sample(task=replace(TASK, scorer="agentcpm"))
+
+
+async def test_a_record_whose_rule_cannot_decide_whether_to_go_on_is_aborted_and_not_scored_later(
+    model_dir: Path,
+) -> None:
+    rollout = make(model_dir, play("<answer>4</answer>"), reflection={"reflect_when": "wrong"})
+    record, _ = await rollout.sample(task=replace(TASK, answer={"kind": "matrix"}))
+    assert (record.status, record.stop_reason) == (RecordStatus.FAILED, StopReason.ABORTED)
+    assert "whether to reflect on '4' cannot be decided" in (record.error or "")
+    assert not can_be_scored(record)
 
 
 async def test_calls_beyond_the_limit_of_an_episode_are_not_made_and_the_next_completion_is_its_last(
