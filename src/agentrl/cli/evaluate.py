@@ -126,7 +126,8 @@ async def _measure_each(
                 f"inference_url = {config.inference.inference_url}: run {config.run.run_name} is using these servers; "
                 "evaluation would change their weights, so wait for the run or stop it"
             )
-        for version in [await _policy(config, store=store, name=name) for name in versions]:
+        named = [await _policy(config, store=store, name=name.strip()) for name in versions]
+        for version in {policy.version: policy for policy in named}.values():
             with console.status(f"policy v{version.version} on {config.run.eval_file}"):
                 async with _open_parts(config, version=version, store=store) as parts:
                     results.append(await work(parts, policy_version=version.version))

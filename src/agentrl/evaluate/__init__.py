@@ -1,7 +1,7 @@
 """Evaluation: the training rollout loop on held-out Tasks, with its own bookkeeping.
 
-Every evaluation is a split of its own (`eval-v<policy version>...`) in the run's database: claimed, resumed and
-inspected like training, and its denominator is all Tasks, failures included.
+Every evaluation is a split of its own (`eval-v<policy version>...`, with a fingerprint of tasks and settings) in the
+run's database: claimed, resumed and inspected like training, and its denominator is all Tasks, failures included.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.evaluate.split import sample_split
+from agentrl.evaluate.scaling import standard_error
+from agentrl.evaluate.split import sample_split, split_name
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
 from agentrl.types import Record, RecordStatus
@@ -38,9 +39,9 @@ async def evaluate(
 ) -> EvaluationReport:
     """Roll out every row under the weights the parts' client serves and report. Finished Records are not repeated.
 
-    `variant` ends the split's name: Records made under other settings do not count.
+    `variant` is part of the split's name, for its readers: Records made under other settings do not count in any case.
     """
-    split = f"eval-v{policy_version}{variant}"
+    split = split_name(parts, rows=rows, policy_version=policy_version, variant=variant)
     tasks, records = await sample_split(parts, rows=rows, split=split, num_generations=num_generations)
     kinds = {task.id: str(task.metadata["kind"]) for task in tasks if "kind" in task.metadata}
     return summarise(records, split=split, policy_version=policy_version, num_tasks=len(tasks), kinds=kinds)
@@ -53,9 +54,10 @@ def summarise(
     scored = [record for record in records if record.score is not None]
     scores = [record.score for record in scored if record.score is not None]
     mean = sum(scores) / len(scores) if scores else math.nan
-    variance = sum((score - mean) ** 2 for score in scores) / max(1, len(scores) - 1)
+    of_task: dict[str, list[float]] = {}
     by_kind: dict[str, list[float]] = {}
     for record in scored:
+        of_task.setdefault(record.task_id, []).append(record.score or 0.0)
         if record.task_id in kinds and record.score is not None:
             by_kind.setdefault(kinds[record.task_id], []).append(record.score)
     reasons = [record.stop_reason.value for record in records if record.stop_reason is not None]
@@ -66,7 +68,7 @@ def summarise(
         num_records=len(records),
         num_failed=sum(record.status is RecordStatus.FAILED for record in records),
         score=mean,
-        standard_error=math.sqrt(variance / len(scores)) if scores else math.nan,
+        standard_error=standard_error(list(of_task.values())) if scores else math.nan,
         mean_tool_calls=_mean([record.num_tool_calls for record in scored]),
         mean_completion_tokens=_mean([record.num_completion_tokens for record in scored]),
         stop_reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},

@@ -78,10 +78,15 @@ async def _attempt(episode: EpisodeResult, *, task: Task, turn_ids: Sequence[str
         em=0.0 if answer is None else await exact_match(answer, truth, {}),
         f1=0.0 if answer is None else await token_f1(answer, truth, {}),
         sub_em=0.0 if answer is None else await sub_exact_match(answer, truth, {}),
-        num_tool_calls=episode.num_tool_calls,
+        num_tool_calls=sum(_counts(call) for turn_id in turn_ids for call in calls[turn_id]),
         num_model_calls=episode.num_turns,
         num_invalid_actions=sum(turn_id != answered_at and not _asks_a_tool(calls[turn_id]) for turn_id in turn_ids),
     )
+
+
+def _counts(call: DispatchedSamplingTask) -> bool:
+    """Whether a call is one of those an episode may make: what it asks for beyond them costs nothing."""
+    return call.kind is DispatchKind.TOOL and ToolStatus(call.status) is not ToolStatus.OVER_LIMIT
 
 
 def _asks_a_tool(calls: Sequence[DispatchedSamplingTask]) -> bool:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.evaluate.attempts import check_truths, read_attempts
 from agentrl.evaluate.scaling import MAX_SAMPLES, Attempt, SamplePoint, TurnPoint, sample_points, turn_points
 from agentrl.evaluate.scaling_report import ScalingReport
-from agentrl.evaluate.split import sample_split
+from agentrl.evaluate.split import sample_split, split_name
 from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
 from agentrl.types import RecordStatus
-
-_WITHOUT_INFLUENCE = {"num_generations", "num_samplers", "max_concurrent_samples_per_process"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +40,11 @@ class ScalingPlan:
 
     def check(self, config: RunConfig, *, rows: Sequence[TaskRow]) -> None:
         """Raise ConfigError for what would be measured in vain."""
+        if self.turns is not None and self.num_generations > 1 and temperature_of(config) == 0:
+            raise ConfigError(
+                f"--generations {self.num_generations} with temperature 0: all Records of a question would be the "
+                "same; leave one of them out"
+            )
         if self.num_samples > 1 and temperature_of(config) == 0:
             raise ConfigError(
                 f"--parallel with temperature 0: all {self.num_samples} samples of a question would be the same; leave "
@@ -80,8 +81,8 @@ async def measure_scaling(
                 num_generations=plan.num_generations,
             )
         )
-        trajectories = [attempts for question in splits[-1].questions for attempts in question]
-        turns = [point for point in turn_points(trajectories, num_turns=num_turns) if point.turn in plan.turns]
+        points_of_turns = turn_points(splits[-1].questions, num_turns=num_turns)
+        turns = [point for point in points_of_turns if point.turn in plan.turns]
     if plan.samples is not None:
         splits.append(
             await _roll_out(
@@ -116,8 +117,9 @@ async def _roll_out(
     parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int, episodes: int, num_generations: int
 ) -> _Split:
     config = with_episodes(parts.config, episodes=episodes)
-    name = split_name(config, rows=rows, policy_version=policy_version, num_generations=num_generations)
     parts = replace(parts, config=config, sampler_class=sampler_of(config))
+    variant = f"-turns{episodes}-samples{num_generations}"
+    name = split_name(parts, rows=rows, policy_version=policy_version, variant=variant)
     tasks, records = await sample_split(parts, rows=rows, split=name, num_generations=num_generations)
     attempts = await read_attempts(parts.store, tasks=tasks, records=records)
     if not any(attempts.values()):
@@ -134,18 +136,3 @@ def with_episodes(config: RunConfig, *, episodes: int) -> RunConfig:
         update={"episodes": episodes, "reflect_when": "always", "episode_unit": "episode"}
     )
     return config.model_copy(update={"reflection": reflection})
-
-
-def split_name(config: RunConfig, *, rows: Sequence[TaskRow], policy_version: int, num_generations: int) -> str:
-    """A name for the Records of these rows under these settings, and of no others."""
-    decisive = {
-        "rows": [asdict(row) for row in rows],
-        "rollout": config.rollout.model_dump(mode="json", exclude=_WITHOUT_INFLUENCE),
-        "reflection": config.reflection.model_dump(mode="json"),
-        "inference": [
-            config.inference.preferred_sampling_params, config.inference.presence_penalty,
-            config.inference.frequency_penalty, config.inference.context_length,
-        ],
-    }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
-    return f"eval-v{policy_version}-turns{config.reflection.episodes}-samples{num_generations}-{digest}"

@@ -86,15 +86,19 @@ class SamplePoint:
     total_tool_calls: float
 
 
-def turn_points(trajectories: Sequence[Sequence[Attempt]], *, num_turns: int) -> list[TurnPoint]:
-    """One point per turn, 1 to `num_turns`. A trajectory that ended earlier counts as wrong from there on.
+def turn_points(questions: Sequence[Sequence[Sequence[Attempt]]], *, num_turns: int) -> list[TurnPoint]:
+    """One point per turn, 1 to `num_turns`, of the trajectories of each question.
 
-    Raises ValueError without trajectories, or if one has more turns.
+    A trajectory that ended earlier counts as wrong from there on. Raises ValueError without trajectories, or if one has
+    more turns.
     """
-    if not trajectories:
+    full = [[_padded(trajectory, length=num_turns) for trajectory in question] for question in questions if question]
+    if not full:
         raise ValueError("no trajectories: nothing to average")
-    full = [_padded(trajectory, length=num_turns) for trajectory in trajectories]
-    return [_turn_point([trajectory[:turn] for trajectory in full]) for turn in range(1, num_turns + 1)]
+    return [
+        _turn_point([[trajectory[:turn] for trajectory in question] for question in full])
+        for turn in range(1, num_turns + 1)
+    ]
 
 
 def sample_points(questions: Sequence[Sequence[Attempt]], *, num_samples: int) -> list[SamplePoint]:
@@ -136,8 +140,9 @@ def majority_vote(samples: Sequence[Attempt]) -> Attempt | None:
     return samples[keys.index(max(votes, key=votes.__getitem__))]
 
 
-def _turn_point(starts: Sequence[Sequence[Attempt]]) -> TurnPoint:
+def _turn_point(questions: Sequence[Sequence[Sequence[Attempt]]]) -> TurnPoint:
     """The point of the last turn of trajectories of equal length."""
+    starts = [start for question in questions for start in question]
     last = [start[-1] for start in starts]
     changes = [(before.is_correct, after.is_correct) for start in starts for before, after in pairwise(start[-2:])]
     correct = [float(attempt.is_correct) for attempt in last]
@@ -145,7 +150,7 @@ def _turn_point(starts: Sequence[Sequence[Attempt]]) -> TurnPoint:
         turn=len(starts[0]),
         num_trajectories=len(starts),
         accuracy=_mean(correct),
-        accuracy_error=_standard_error(correct),
+        accuracy_error=standard_error([[float(start[-1].is_correct) for start in question] for question in questions]),
         score=_mean([attempt.score for attempt in last]),
         em=_mean([attempt.em for attempt in last]),
         f1=_mean([attempt.f1 for attempt in last]),
@@ -173,13 +178,13 @@ def _sample_point(questions: Sequence[Sequence[Attempt]], *, size: int) -> Sampl
         samples=size,
         num_questions=len(questions),
         accuracy=_mean(accuracies),
-        accuracy_error=_standard_error(accuracies),
+        accuracy_error=standard_error([[accuracy] for accuracy in accuracies]),
         score=_mean([_mean([vote.score for vote in of_question]) for of_question in votes]),
         em=_mean([_mean([vote.em for vote in of_question]) for of_question in votes]),
         f1=_mean([_mean([vote.f1 for vote in of_question]) for of_question in votes]),
         sub_em=_mean([_mean([vote.sub_em for vote in of_question]) for of_question in votes]),
         pass_at=_mean(passes),
-        pass_at_error=_standard_error(passes),
+        pass_at_error=standard_error([[of_question] for of_question in passes]),
         total_tool_calls=size * _mean([_mean([s.num_tool_calls for s in samples]) for samples in questions]),
     )
 
@@ -207,6 +212,13 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _standard_error(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1) / len(values))
+def standard_error(values: Sequence[Sequence[float]]) -> float:
+    """Of the mean of all values, one list per question: those of one question are no independent ones.
+
+    With c questions, sqrt(c / (c - 1) * sum over questions of (sum of its deviations from the mean)^2) / n; with one
+    value each, the usual standard error (cluster-robust variance, Liang and Zeger 1986). One question says nothing: 0.
+    """
+    mean = _mean([value for of_question in values for value in of_question])
+    deviations = [math.fsum(value - mean for value in of_question) for of_question in values]
+    spread = math.fsum(deviation**2 for deviation in deviations) * len(values) / max(1, len(values) - 1)
+    return math.sqrt(spread) / sum(map(len, values))

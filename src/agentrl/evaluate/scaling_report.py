@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +34,12 @@ class ScalingReport:
     @property
     def label(self) -> str:
         """What the report is called beside others."""
-        greedy = " greedy" if self.temperature == 0 else ""
-        return f"{self.run_name} v{self.policy_version}{greedy}"
+        sampled = {0.0: " greedy", 1.0: ""}.get(self.temperature, f" t{self.temperature:g}")
+        return f"{self.run_name} v{self.policy_version}{sampled}"
 
 
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_SHARES = {"accuracy", "accuracy_error", "em", "f1", "sub_em", "success", "pass_at", "pass_at_error"}
 _FORMAT: TypeAdapter[ScalingReport] = TypeAdapter(ScalingReport)
 
 
@@ -50,17 +54,35 @@ def write_report(path: Path, report: ScalingReport) -> None:
 def read_report(path: Path) -> ScalingReport:
     """A report that was written by `write_report`. Raises ConfigError."""
     try:
-        return _FORMAT.validate_json(path.read_bytes())
+        report = _FORMAT.validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; give a file that agentrl eval wrote") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(f"{path} is no report of agentrl eval: {where}: {first['msg'].lower()}") from None
+    if fault := _fault(report):
+        raise ConfigError(f"{path} is no report of agentrl eval: {fault}")
+    return report
+
+
+def _fault(report: ScalingReport) -> str:
+    """What no measurement can have given; empty: nothing."""
+    if not _RUN_NAME.fullmatch(report.run_name):
+        return f"run_name: {report.run_name[:80]!r} is no name of a run"
+    points: list[TurnPoint | SamplePoint] = [*report.turns, *report.samples]
+    for point in points:
+        for name, value in asdict(point).items():
+            if not math.isfinite(value) or (value < 0 and name != "score") or (value > 1 and name in _SHARES):
+                return f"{name}: {value} cannot be"
+    return ""
 
 
 def draw_reports(path: Path, reports: Sequence[ScalingReport]) -> None:
-    """A PNG of the curves of all reports: accuracy by turn, and against the tool calls it took. Renamed into place."""
+    """A PNG of the curves of all reports: accuracy by turn, and against the tool calls it took. Renamed into place.
+
+    A report that is there twice is drawn once; others with the same label are told apart by a number.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -68,8 +90,10 @@ def draw_reports(path: Path, reports: Sequence[ScalingReport]) -> None:
     figure = Figure(figsize=(11.0, 4.4), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     by_turn, by_calls = figure.subplots(1, 2, sharey=True)
-    for index, report in enumerate(reports):
-        _draw_report(by_turn, by_calls, report, color=f"C{index}")
+    different = list(dict.fromkeys(reports))
+    labels = _distinct([report.label for report in different])
+    for index, (report, label) in enumerate(zip(different, labels, strict=True)):
+        _draw_report(by_turn, by_calls, report, label=label, color=f"C{index}")
     by_turn.set(xlabel="turn, or number of samples", ylabel="accuracy", ylim=(-0.02, 1.02))
     by_turn.xaxis.set_major_locator(MaxNLocator(integer=True))
     by_calls.set(xlabel="tool calls per question")
@@ -83,7 +107,13 @@ def draw_reports(path: Path, reports: Sequence[ScalingReport]) -> None:
     beside.replace(path)
 
 
-def _draw_report(by_turn: Axes, by_calls: Axes, report: ScalingReport, *, color: str) -> None:
+def _distinct(labels: Sequence[str]) -> list[str]:
+    """The labels, with a number behind each that was there before."""
+    before = [labels[:index].count(label) for index, label in enumerate(labels)]
+    return [f"{label} ({count + 1})" if count else label for label, count in zip(labels, before, strict=True)]
+
+
+def _draw_report(by_turn: Axes, by_calls: Axes, report: ScalingReport, *, label: str, color: str) -> None:
     turns, samples = report.turns, report.samples
     curves: list[tuple[str, str, Sequence[tuple[float, float, float, float]]]] = [
         ("turn by turn", "o-", [(p.turn, p.total_tool_calls, p.accuracy, p.accuracy_error) for p in turns]),
@@ -93,8 +123,7 @@ def _draw_report(by_turn: Axes, by_calls: Axes, report: ScalingReport, *, color:
     for name, style, points in curves:
         if points:
             numbers, calls, heights, errors = zip(*points, strict=True)
-            label = f"{report.label}: {name}"
             by_turn.errorbar(
-                numbers, heights, errors, fmt=style, color=color, label=label, markersize=5, elinewidth=0.8
+                numbers, heights, errors, fmt=style, color=color, label=f"{label}: {name}", markersize=5, elinewidth=0.8
             )
             by_calls.errorbar(calls, heights, errors, fmt=style, color=color, markersize=5, elinewidth=0.8)

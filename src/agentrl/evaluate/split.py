@@ -1,13 +1,21 @@
-"""Rolls out the rows of an evaluation as a split of their own."""
+"""Rolls out the rows of an evaluation as a split of their own, named after all that decides what its Records are."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
+from agentrl.config import RunConfig
 from agentrl.rollout.dataset import TaskRow, build_tasks
 from agentrl.rollout.parts import RunParts
 from agentrl.rollout.worker import SamplerWorker
+from agentrl.scoring import MCPScorerFactory
 from agentrl.types import Record, Task
+
+_WITHOUT_INFLUENCE = {"num_generations", "num_samplers", "max_concurrent_samples_per_process"}
 
 
 async def sample_split(
@@ -27,3 +35,33 @@ async def sample_split(
     async with worker.upkeep():
         await worker.drain()
     return tasks, await parts.store.list_records(split=split, limit=len(tasks) * num_generations)
+
+
+def split_name(parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int, variant: str) -> str:
+    """A name for the Records of these rows under these settings, and of no others."""
+    config = parts.config
+    decisive = {
+        "rows": [asdict(row) for row in rows],
+        "scorers": sorted({MCPScorerFactory.version(row.scorer, judge=parts.scoring.context.judge) for row in rows}),
+        "rollout": config.rollout.model_dump(mode="json", exclude=_WITHOUT_INFLUENCE),
+        "reflection": config.reflection.model_dump(mode="json"),
+        "inference": [
+            config.inference.preferred_sampling_params, config.inference.presence_penalty,
+            config.inference.frequency_penalty, config.inference.context_length,
+        ],
+        "tools": [tool.as_openai() for tool in parts.toolbox.list_tools()],
+        "tool_limits": [config.tools.tool_timeout_s, config.tools.max_tool_result_chars],
+        "files": [_content(path) for path in _files(config)],
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
+    return f"eval-v{policy_version}{variant}-{digest}"
+
+
+def _files(config: RunConfig) -> tuple[Path | None, ...]:
+    """Files that say how tools are served, results summarised and prompts rendered."""
+    tools, rollout = config.tools, config.rollout
+    return tools.mcp_config, tools.tool_config_path, rollout.agent_config_path, config.model.chat_template
+
+
+def _content(path: Path | None) -> str:
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()

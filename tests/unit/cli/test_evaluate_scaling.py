@@ -21,7 +21,7 @@ ROWS = [
 ]
 REPORT = ScalingReport(
     run_name="demo", policy_version=40, temperature=1.0, num_questions=2, num_failed=3, splits=("s",),
-    turns=tuple(turn_points(ROWS, num_turns=2)), samples=tuple(sample_points(ROWS, num_samples=2)),
+    turns=tuple(turn_points([[row] for row in ROWS], num_turns=2)), samples=tuple(sample_points(ROWS, num_samples=2)),
 )  # fmt: skip
 
 

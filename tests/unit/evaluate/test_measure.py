@@ -10,6 +10,7 @@ import pytest
 from agentrl.chat import ChatFormat
 from agentrl.config import InferenceConfig, ReflectionConfig, RolloutConfig, RunConfig, StoreConfig
 from agentrl.errors import ConfigError, EngineError, EngineErrorKind, UnavailableError
+from agentrl.evaluate import evaluate
 from agentrl.evaluate.measure import ScalingPlan, measure_scaling, with_episodes
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
@@ -133,6 +134,36 @@ async def test_other_settings_are_another_evaluation_and_greedy_reaches_every_re
     assert set(sampled.splits).isdisjoint(greedy.splits)
 
 
+async def test_a_plain_evaluation_of_changed_tasks_or_tools_does_not_count_records_of_the_old_ones(model_dir):
+    def draw(context: str, depth: int) -> str:
+        return "<answer>five oxen</answer>" if "Think!" in context else "<answer>six</answer>"
+
+    def slower(a: int, b: int) -> str:
+        """Sum of two integers, checked twice."""
+        return str(a + b)
+
+    parts, engine = await run_parts(model_dir, draw)
+    first = await evaluate(parts, rows=ROWS, policy_version=7)
+    assert (first.score, first.num_records, len(engine.requests)) == (0.0, 2, 2)
+    assert await evaluate(parts, rows=ROWS, policy_version=7) == first
+    assert len(engine.requests) == 2, "what is there is not rolled out again"
+    reworded = await evaluate(parts, rows=[replace(row, query=f"{row.query} Think!") for row in ROWS], policy_version=7)
+    fewer = await evaluate(parts, rows=ROWS[:1], policy_version=7)
+    toolbox = FunctionToolbox([slower], recovery=Recovery.STATELESS)
+    retooled = await evaluate(replace(parts, toolbox=toolbox), rows=ROWS, policy_version=7)
+    assert [(report.score, report.num_records) for report in (reworded, fewer)] == [(1.0, 2), (0.0, 1)]
+    assert len({report.split for report in (first, reworded, fewer, retooled)}) == 4
+
+
+async def test_calls_an_episode_may_not_make_are_no_part_of_its_price(model_dir):
+    def call_four_times(context: str, depth: int) -> str:
+        return CALL * 4 if "<tool_response>" not in context else "<answer>five oxen</answer>"
+
+    parts, _ = await run_parts(model_dir, call_four_times, tool_calls_per_episode=2)
+    report = await measure_scaling(parts, rows=ROWS, policy_version=7, plan=ScalingPlan(turns=range(1, 2)))
+    assert report.turns[0].tool_calls == 2.0
+
+
 async def test_records_the_system_ended_are_counted_and_in_no_mean(model_dir):
     def fail_for_a(context: str, depth: int) -> str | BaseException:
         return EngineError("down", kind=EngineErrorKind.REJECTED) if "a: 2+3?" in context else improve(context, depth)
@@ -151,6 +182,8 @@ async def test_what_would_be_measured_in_vain_is_refused_before_any_work(model_d
     with pytest.raises(ConfigError, match="--parallel with temperature 0: all 3 samples"):
         ScalingPlan(samples=range(1, 4)).check(greedy, rows=ROWS)
     ScalingPlan(turns=range(1, 4)).check(greedy, rows=ROWS)
+    with pytest.raises(ConfigError, match="--generations 4 with temperature 0"):
+        ScalingPlan(turns=range(1, 4), num_generations=4).check(greedy, rows=ROWS)
     with pytest.raises(ConfigError, match="20 samples per question"):
         ScalingPlan(samples=range(1, 4), num_generations=20)
     odd = replace(ROWS[0], answer={"kind": "matrix"})

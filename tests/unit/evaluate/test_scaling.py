@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.evaluate.scaling import LOST, MAX_SAMPLES, Attempt, majority_vote, pass_at, sample_points, turn_points
+from agentrl.evaluate.scaling import (
+    LOST,
+    MAX_SAMPLES,
+    Attempt,
+    majority_vote,
+    pass_at,
+    sample_points,
+    standard_error,
+    turn_points,
+)
 
 NAMES = ("Kaunas", "the kaunas!", "Vilnius", "Riga")  # the first two are the same answer
 
@@ -26,7 +35,7 @@ trajectories = st.lists(st.lists(attempts, min_size=1, max_size=4), min_size=1, 
 
 @given(trajectories)
 def test_every_number_of_a_turn_is_that_of_a_count_by_hand(rows):
-    points = turn_points(rows, num_turns=4)
+    points = turn_points([[row] for row in rows], num_turns=4)
     for n, point in enumerate(points):
         right = [[a.is_correct for a in row] + [False] * (4 - len(row)) for row in rows]
         assert point.turn == n + 1
@@ -42,7 +51,7 @@ def test_every_number_of_a_turn_is_that_of_a_count_by_hand(rows):
 
 @given(trajectories)
 def test_accuracy_changes_by_what_was_put_right_less_what_was_spoilt(rows):
-    points = turn_points(rows, num_turns=4)
+    points = turn_points([[row] for row in rows], num_turns=4)
     for before, after in itertools.pairwise(points):
         assert after.accuracy - before.accuracy == pytest.approx(after.wrong_to_right - after.right_to_wrong)
         assert before.success <= after.success
@@ -53,12 +62,12 @@ def test_accuracy_changes_by_what_was_put_right_less_what_was_spoilt(rows):
 @given(trajectories)
 def test_longer_trajectories_do_not_change_the_points_of_earlier_turns(rows):
     shorter = [row[:2] for row in rows]
-    assert turn_points(rows, num_turns=4)[:2] == turn_points(shorter, num_turns=2)
+    assert turn_points([[row] for row in rows], num_turns=4)[:2] == turn_points([[row] for row in shorter], num_turns=2)
 
 
 def test_an_answer_counts_as_repeated_however_it_is_written():
     row = [attempt("Riga"), attempt("The Riga."), attempt("888"), attempt("888.0"), attempt(None), attempt(None)]
-    assert [point.repeated_answers for point in turn_points([row], num_turns=6)] == [0, 1, 0, 1, 0, 0]
+    assert [point.repeated_answers for point in turn_points([[row]], num_turns=6)] == [0, 1, 0, 1, 0, 0]
 
 
 def test_invalid_actions_are_a_share_of_the_model_calls_of_their_turn():
@@ -66,14 +75,14 @@ def test_invalid_actions_are_a_share_of_the_model_calls_of_their_turn():
         [Attempt(answer="a", num_model_calls=3, num_invalid_actions=1), Attempt(answer="a", num_model_calls=1)],
         [Attempt(answer=None, num_model_calls=1, num_invalid_actions=1)],
     ]
-    assert [point.invalid_actions for point in turn_points(rows, num_turns=2)] == [0.5, 0.0]
+    assert [point.invalid_actions for point in turn_points([[row] for row in rows], num_turns=2)] == [0.5, 0.0]
 
 
 def test_turns_that_cannot_be_counted_are_refused():
     with pytest.raises(ValueError, match="no trajectories"):
         turn_points([], num_turns=1)
     with pytest.raises(ValueError, match="2 turns where 1 were asked for"):
-        turn_points([[LOST, LOST]], num_turns=1)
+        turn_points([[[LOST, LOST]]], num_turns=1)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
@@ -132,7 +141,16 @@ def test_a_vote_and_its_price_are_taken_from_all_samples_that_exceed_k():
 
 def test_the_spread_of_a_mean_is_its_standard_error():
     rows = [[attempt("Riga", right=right)] for right in (True, True, False, False)]
-    assert turn_points(rows, num_turns=1)[0].accuracy_error == pytest.approx(math.sqrt(1 / 3 / 4))
+    assert turn_points([[row] for row in rows], num_turns=1)[0].accuracy_error == pytest.approx(math.sqrt(1 / 3 / 4))
+
+
+def test_trajectories_of_one_question_are_not_taken_for_independent_ones():
+    rows = [[[attempt("Riga", right=right)]] for right in (True, True, False, False)]
+    tripled = [question * 3 for question in rows]
+    once, thrice = turn_points(rows, num_turns=1)[0], turn_points(tripled, num_turns=1)[0]
+    assert (once.accuracy, once.accuracy_error) == (thrice.accuracy, pytest.approx(thrice.accuracy_error))
+    by_hand = math.sqrt(2 / 1 * ((0 + 1 - 2 * 0.75) ** 2 + (1 + 1 - 2 * 0.75) ** 2)) / 4
+    assert standard_error([[0.0, 1.0], [1.0, 1.0]]) == pytest.approx(by_hand)
 
 
 def test_more_samples_than_can_be_enumerated_are_refused():
