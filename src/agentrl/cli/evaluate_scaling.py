@@ -95,6 +95,10 @@ def show_reports(
         path = folder / f"{_stem(report)}.json"
         write_report(path, report)
         console.print(f"report   {plain(str(path))}", soft_wrap=True)
+    for other in request.compared:
+        if any(report.has_other_tasks(other) for report in reports):
+            note = f"{other.label} of --compare was measured on other tasks: its curves say nothing about these"
+            console.print(plain(note), soft_wrap=True)
     picture = folder / "scaling.png"
     draw_reports(picture, [*reports, *request.compared])
     console.print(f"picture  {plain(str(picture))}", soft_wrap=True)

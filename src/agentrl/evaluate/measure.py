@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError, UnavailableError
 from agentrl.evaluate.attempts import check_truths, read_attempts
 from agentrl.evaluate.scaling import MAX_SAMPLES, Attempt, SamplePoint, TurnPoint, sample_points, turn_points
 from agentrl.evaluate.scaling_report import ScalingReport
-from agentrl.evaluate.split import sample_split, split_name
+from agentrl.evaluate.split import fingerprint, sample_split, split_name
 from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
@@ -99,6 +99,7 @@ async def measure_scaling(
         num_questions=len(rows),
         num_failed=sum(split.num_failed for split in splits),
         splits=tuple(split.name for split in splits),
+        tasks=fingerprint([[row.query, row.answer] for row in rows]),
         turns=tuple(turns),
         samples=tuple(samples),
     )

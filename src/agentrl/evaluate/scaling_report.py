@@ -28,8 +28,14 @@ class ScalingReport:
     num_questions: int
     num_failed: int  # Records the system ended; they are in no mean
     splits: tuple[str, ...]  # where its Records are
+    tasks: str = ""  # fingerprint of questions and answers; empty in reports of earlier versions
     turns: tuple[TurnPoint, ...] = ()
     samples: tuple[SamplePoint, ...] = ()
+
+    def has_other_tasks(self, other: ScalingReport) -> bool:
+        """Whether the two are known to be about different questions: their curves say nothing about each other."""
+        are_known = bool(self.tasks and other.tasks)
+        return self.num_questions != other.num_questions or (are_known and self.tasks != other.tasks)
 
     @property
     def label(self) -> str:

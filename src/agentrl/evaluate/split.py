@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.rollout.dataset import TaskRow, build_tasks
@@ -53,8 +54,12 @@ def split_name(parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int,
         "tool_limits": [config.tools.tool_timeout_s, config.tools.max_tool_result_chars],
         "files": [_content(path) for path in _files(config)],
     }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
-    return f"eval-v{policy_version}{variant}-{digest}"
+    return f"eval-v{policy_version}{variant}-{fingerprint(decisive)}"
+
+
+def fingerprint(value: Any) -> str:
+    """Eight characters that another JSON value does not have."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _files(config: RunConfig) -> tuple[Path | None, ...]:

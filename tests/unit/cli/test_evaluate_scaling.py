@@ -56,5 +56,10 @@ def test_a_report_of_some_turns_does_not_replace_that_of_all(tmp_path):
     assert other is not None
     assert other.compared == (REPORT,)
     assert json.loads((folder / "v40-turns2-samples2-t1.json").read_text())["run_name"] == "demo"
+    show_reports([replace(REPORT, tasks="1a")], request=other, config=config, console=console)
+    assert "other tasks" not in out.getvalue(), "a report of an earlier version does not say"
+    elsewhere = replace(other, compared=(replace(REPORT, tasks="2b"),))
+    show_reports([replace(REPORT, tasks="1a")], request=elsewhere, config=config, console=console)
+    assert "demo v40 of --compare was measured on other tasks" in out.getvalue()
     with pytest.raises(ConfigError, match="--compare needs --reflection_turns or --parallel"):
         scaling_request(parsed("--compare", report))
