@@ -33,9 +33,12 @@ def check_truths(rows: Sequence[TaskRow]) -> None:
 
 
 async def read_attempts(
-    store: AuditStore, *, tasks: Sequence[Task], records: Sequence[Record]
+    store: AuditStore, *, tasks: Sequence[Task], records: Sequence[Record], by_episode: bool
 ) -> dict[str, list[list[Attempt]]]:
-    """The attempts of every scored Record, by Task id and in the order of generations. Others are left out."""
+    """The attempts of every scored Record, by Task id and in the order of generations. Others are left out.
+
+    Without `by_episode` a Record is one attempt, whatever its sampler made of it.
+    """
     of_task: dict[str, list[list[Attempt]]] = {task.id: [] for task in tasks}
     by_id = {task.id: task for task in tasks}
     scored = sorted((record for record in records if record.score is not None), key=lambda record: record.generation)
@@ -43,13 +46,14 @@ async def read_attempts(
         chunk = scored[start : start + _CHUNK]
         calls = await store.find_dispatches([turn_id for record in chunk for turn_id in record.turn_ids])
         for record in chunk:
-            of_task[record.task_id].append(await record_attempts(record, task=by_id[record.task_id], calls=calls))
+            attempts = await record_attempts(record, task=by_id[record.task_id], calls=calls, by_episode=by_episode)
+            of_task[record.task_id].append(attempts)
     return of_task
 
 
-async def record_attempts(record: Record, *, task: Task, calls: Calls) -> list[Attempt]:
-    """One attempt per episode of a scored Record; a Record without episodes is one attempt."""
-    episodes = record.episodes or (_as_episode(record),)
+async def record_attempts(record: Record, *, task: Task, calls: Calls, by_episode: bool) -> list[Attempt]:
+    """One attempt per episode of a scored Record, or all of it as one; a Record without episodes is one attempt."""
+    episodes = (record.episodes if by_episode else ()) or (_as_episode(record),)
     ends = accumulate(episode.num_turns for episode in episodes)
     return [
         await _attempt(episode, task=task, turn_ids=record.turn_ids[end - episode.num_turns : end], calls=calls)

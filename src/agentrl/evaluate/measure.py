@@ -122,7 +122,7 @@ async def _roll_out(
     variant = f"-turns{episodes}-samples{num_generations}"
     name = split_name(parts, rows=rows, policy_version=policy_version, variant=variant)
     tasks, records = await sample_split(parts, rows=rows, split=name, num_generations=num_generations)
-    attempts = await read_attempts(parts.store, tasks=tasks, records=records)
+    attempts = await read_attempts(parts.store, tasks=tasks, records=records, by_episode=episodes > 1)
     if not any(attempts.values()):
         raise UnavailableError(
             f"none of the {len(records)} Records of {name} could be scored; see agentrl inspect {config.run.run_name}"

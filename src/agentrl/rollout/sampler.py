@@ -66,15 +66,15 @@ class AsyncSampler(ABC):
             return result.record, result.turns
         if result.stop_reason.is_infrastructure:
             return self._failed(result.stop_reason, _tool_problems(result.turns)), result.turns
+        unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store
         try:
             async with asyncio.timeout(SCORING_TIMEOUT_S):
                 scored = await self.scored_record(result)
             scored = replace(scored, score=checked_score(type(self).__name__, scored.score))
         except TimeoutError:
-            return self._failed(StopReason.JUDGE_ERROR, "no score in time", record=result.record), result.turns
+            return self._failed(StopReason.JUDGE_ERROR, "no score in time", record=unjudged), result.turns
         except ScoringError as error:
             self.unjudged = result.record if error.retryable else None
-            unjudged = replace(result.record, answer=result.answer)  # kept: it is judged again from the store
             return self._failed(StopReason.JUDGE_ERROR, str(error), record=unjudged), result.turns
         final = replace(
             scored,

@@ -155,6 +155,27 @@ async def test_a_plain_evaluation_of_changed_tasks_or_tools_does_not_count_recor
     assert len({report.split for report in (first, reworded, fewer, retooled)}) == 4
 
 
+async def test_a_sampler_that_makes_episodes_of_its_own_gives_one_sample_per_record(model_dir, tmp_path):
+    module = tmp_path / "twice.py"
+    module.write_text(
+        "from dataclasses import replace\n"
+        "from agentrl.config import ReflectionConfig\n"
+        "from agentrl.rollout import MetaEpisodeSampler\n"
+        "class Twice(MetaEpisodeSampler):\n"
+        "    async def run(self):\n"
+        f"        always = ReflectionConfig(episodes=2, reflection_prompt={AGAIN!r})\n"
+        "        self.agent = replace(self.agent, reflection=always)\n"
+        "        return await super().run()\n"
+    )
+    parts, _ = await run_parts(model_dir, improve)
+    rollout = parts.config.rollout.model_copy(update={"sampler_module": str(module)})
+    parts = replace(parts, config=parts.config.model_copy(update={"rollout": rollout}))
+    plan = ScalingPlan(turns=range(1, 2), samples=range(1, 2))
+    report = await measure_scaling(parts, rows=ROWS, policy_version=7, plan=plan)
+    assert (report.turns[0].accuracy, report.samples[0].accuracy) == (0.0, 0.0), "the second answers are wrong"
+    assert report.samples[0].total_tool_calls == 1.0
+
+
 async def test_calls_an_episode_may_not_make_are_no_part_of_its_price(model_dir):
     def call_four_times(context: str, depth: int) -> str:
         return CALL * 4 if "<tool_response>" not in context else "<answer>five oxen</answer>"

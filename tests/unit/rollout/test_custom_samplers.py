@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agentrl.types import BRANCH, DBRecordData, RecordStatus, StopReason, TaskCl
 from factories import make_task
 from group_run import claim_task, make_agent, make_config, records_and_rows, run_group
 from scripted_engine import ScriptedEngine
+from scripted_rollout import RECORD, TASK, Rollout
 from tiny_chat import write_tiny_chat
 
 EXAMPLE = Path(__file__).parents[3] / "assets" / "examples" / "guessing_game.py"
@@ -263,4 +265,20 @@ async def test_a_sampler_whose_scoring_never_ends_makes_a_typed_failure(
         await claim_task(store, GAME), store=store, engine=ScriptedEngine(model_dir, halving), sampler=Endless
     )
     records, _ = await records_and_rows(store, GAME)
-    assert {record.stop_reason for record in records} == {StopReason.JUDGE_ERROR}
+    assert {(record.stop_reason, record.answer) for record in records} == {(StopReason.JUDGE_ERROR, "37")}
+
+
+@pytest.mark.parametrize("first", [math.nan, math.inf, "1.0", None])
+async def test_a_sampler_that_scores_an_earlier_episode_with_no_number_fails_the_record(
+    model_dir: Path, first: object
+) -> None:
+    class Odd(MetaEpisodeSampler):
+        async def evaluate_record(self, result: RolloutResult) -> float:
+            return first if result.answer == "1" else 1.0  # type: ignore[return-value]
+
+    texts = ["<answer>1</answer>", "<answer>2</answer>"]
+    rollout = Rollout(model_dir=model_dir, script=lambda context, depth: texts.pop(0), reflection={"episodes": 2})
+    rollout.engine = ScriptedEngine(model_dir, rollout.script)
+    record, _ = await Odd(TASK, record=RECORD, committed=(), agent=rollout.agent()).sample()
+    assert (record.status, record.stop_reason, record.score) == (RecordStatus.FAILED, StopReason.JUDGE_ERROR, None)
+    assert [episode.score for episode in record.episodes] == [None, None]
