@@ -143,6 +143,11 @@ async def test_groups_settled_with_another_version_have_a_score_of_it_for_every_
     assert {len(scores) for scores in settled.values()} == {3}
     report = await audit_run(memory_store, config=config, run_dir=None)
     assert report.is_clean, report.as_json()
+    [version] = await memory_store.count_scores()
+    [score, *_] = (await memory_store.find_scores(records, version=version)).values()
+    await MemoryForger(memory_store).put_score(replace(score, episode_values=(0.125, *score.episode_values[1:])))
+    report = await audit_run(memory_store, config=config, run_dir=None)
+    assert {result.check.value for result in report.results if result.findings} >= {"settlement"}
 
 
 MASKED = META.algo.model_copy(update={"episode_reward_mask": [0.0, 0.0, 1.0]})

@@ -67,7 +67,7 @@ def read_task_file(config: RunConfig, name: Literal["train_file", "eval_file"]) 
     rows = load_task_rows(path, known_scorers=MCPScorerFactory.names())
     scorers = [row.scorer for row in rows]
     check_judge_is_there(config, scorers)
-    if config.reflection.reflect_when == "wrong":
+    if config.reflection.reflect_when == "wrong" and name == "train_file":  # evaluations reflect on every answer
         check_verifiable(scorers)
     return rows
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.evaluate.scaling import standard_error
-from agentrl.evaluate.split import sample_split, split_name
+from agentrl.evaluate.split import reflecting_always, sample_split, split_name
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
 from agentrl.types import Record, RecordStatus
@@ -39,8 +39,10 @@ async def evaluate(
 ) -> EvaluationReport:
     """Roll out every row under the weights the parts' client serves and report. Finished Records are not repeated.
 
+    Whether an answer is right decides nothing here: a run that reflects on wrong answers reflects on all of them.
     `variant` is part of the split's name, for its readers: Records made under other settings do not count in any case.
     """
+    parts = replace(parts, config=reflecting_always(parts.config))
     split = split_name(parts, rows=rows, policy_version=policy_version, variant=variant)
     tasks, records = await sample_split(parts, rows=rows, split=split, num_generations=num_generations)
     kinds = {task.id: str(task.metadata["kind"]) for task in tasks if "kind" in task.metadata}

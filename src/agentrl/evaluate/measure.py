@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError, UnavailableError
 from agentrl.evaluate.attempts import check_truths, read_attempts
 from agentrl.evaluate.scaling import MAX_SAMPLES, Attempt, SamplePoint, TurnPoint, sample_points, turn_points
 from agentrl.evaluate.scaling_report import ScalingReport
-from agentrl.evaluate.split import fingerprint, sample_split, split_name
+from agentrl.evaluate.split import fingerprint, reflecting_always, sample_split, split_name
 from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
@@ -133,7 +133,5 @@ async def _roll_out(
 
 def with_episodes(config: RunConfig, *, episodes: int) -> RunConfig:
     """The configuration of Records of so many attempts, each reflected on without a look at the truth."""
-    reflection = config.reflection.model_copy(
-        update={"episodes": episodes, "reflect_when": "always", "episode_unit": "episode"}
-    )
-    return config.model_copy(update={"reflection": reflection})
+    reflection = config.reflection.model_copy(update={"episodes": episodes, "episode_unit": "episode"})
+    return reflecting_always(config.model_copy(update={"reflection": reflection}))

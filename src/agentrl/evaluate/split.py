@@ -38,6 +38,12 @@ async def sample_split(
     return tasks, await parts.store.list_records(split=split, limit=len(tasks) * num_generations)
 
 
+def reflecting_always(config: RunConfig) -> RunConfig:
+    """The configuration with a request to reflect after every answer: no held-out truth may say which are wrong."""
+    reflection = config.reflection.model_copy(update={"reflect_when": "always"})
+    return config.model_copy(update={"reflection": reflection})
+
+
 def split_name(parts: RunParts, *, rows: Sequence[TaskRow], policy_version: int, variant: str) -> str:
     """A name for the Records of these rows under these settings, and of no others."""
     config = parts.config

@@ -12,6 +12,7 @@ from agentrl.config import InferenceConfig, ReflectionConfig, RolloutConfig, Run
 from agentrl.errors import ConfigError, EngineError, EngineErrorKind, UnavailableError
 from agentrl.evaluate import evaluate
 from agentrl.evaluate.measure import ScalingPlan, measure_scaling, with_episodes
+from agentrl.rollout.custom import sampler_of
 from agentrl.rollout.dataset import TaskRow
 from agentrl.rollout.parts import RunParts
 from agentrl.store import MemoryStore
@@ -88,6 +89,13 @@ async def test_a_policy_that_reflected_after_wrong_answers_reflects_after_every_
     parts, _ = await run_parts(model_dir, improve, episodes=2, reflect_when="wrong")
     report = await measure_scaling(parts, rows=ROWS[1:], policy_version=7, plan=ScalingPlan(turns=range(1, 4)))
     assert [point.accuracy for point in report.turns] == [1.0, 0.0, 1.0]
+
+
+async def test_no_evaluation_tells_the_policy_which_held_out_answers_are_wrong(model_dir):
+    parts, _ = await run_parts(model_dir, improve, episodes=2, reflect_when="wrong")
+    parts = replace(parts, sampler_class=sampler_of(parts.config))
+    report = await evaluate(parts, rows=ROWS[1:], policy_version=7)
+    assert report.score == 0.0, "its right answer is reflected on, too, and spoilt"
 
 
 async def test_turns_without_room_are_wrong_and_counted(model_dir):
