@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agentrl.algo.credit import turn_scores_of
 from agentrl.algo.group_policies import is_right
-from agentrl.errors import ConfigError, RolloutError, ScoringError
+from agentrl.errors import ConfigError
 from agentrl.rollout.agent import RolloutResult, run_rollout
 from agentrl.rollout.context import episode_start, episode_starts
 from agentrl.rollout.episodes import EpisodePlanner, attempt_results, step_results, turns_of_episodes
@@ -27,7 +27,7 @@ class MetaEpisodeSampler(MCPSampler):
     async def run(self) -> RolloutResult:
         """The loop of `rollout.agent`, with an `EpisodePlanner`.
 
-        With `reflect_when = wrong` it raises RolloutError if the scorer gives no number, ConfigError if it is a judge.
+        With `reflect_when = wrong` it raises ScoringError like the scorer, and ConfigError for one that asks a judge.
         """
         reflection = self.agent.reflection
         planner = EpisodePlanner(within=self.agent.planner(self.task), reflection=reflection)
@@ -76,10 +76,7 @@ class MetaEpisodeSampler(MCPSampler):
         answer = read_turn(turns[-1], schema=self.task.answer_schema, chat=self.agent.chat).answer
         own_turns = tuple(turns[episode_start(turns) :])
         alone = RolloutResult(record=self.record, turns=own_turns, stop_reason=StopReason.ANSWER, answer=answer)
-        try:
-            return is_right(await self.evaluate_record(alone))
-        except ScoringError as error:  # of a Record that is not complete: nothing of it can be scored later
-            raise RolloutError(f"whether to reflect on {answer!r} cannot be decided: {error}") from error
+        return is_right(await self.evaluate_record(alone))
 
 
 def check_verifiable(scorers: Sequence[str]) -> None:

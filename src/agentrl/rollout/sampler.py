@@ -53,12 +53,10 @@ class AsyncSampler(ABC):
                 result = await self.run()
         except EngineError as error:
             return self._failed(_stop_reason_of(error), str(error)), ()
-        except RolloutError as error:
+        except (RolloutError, ScoringError) as error:  # not complete, so nothing that could be judged again
             return self._failed(StopReason.ABORTED, str(error)), ()
         except ChatError as error:
             return self._failed(StopReason.ENGINE_ERROR, f"no summary to go on with: {error}"), ()
-        except ScoringError as error:
-            return self._failed(StopReason.JUDGE_ERROR, str(error)), ()
         except TimeoutError:
             limit = self.agent.rollout.record_timeout_s
             return self._failed(StopReason.TIMEOUT, f"no result within turn or record_timeout_s = {limit:g}"), ()

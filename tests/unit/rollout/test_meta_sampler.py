@@ -343,7 +343,7 @@ async def test_a_record_whose_rule_cannot_decide_whether_to_go_on_is_aborted_and
     rollout = make(model_dir, play("<answer>4</answer>"), reflection={"reflect_when": "wrong"})
     record, _ = await rollout.sample(task=replace(TASK, answer={"kind": "matrix"}))
     assert (record.status, record.stop_reason) == (RecordStatus.FAILED, StopReason.ABORTED)
-    assert "whether to reflect on '4' cannot be decided" in (record.error or "")
+    assert "neither text, nor a number" in (record.error or "")
     assert not can_be_scored(record)
 
 
