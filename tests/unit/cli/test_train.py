@@ -9,7 +9,19 @@ from agentrl.config.sections import LossConfig
 from agentrl.errors import ConfigError
 from agentrl.store import MemoryStore
 
-OWN_LOSS = "def mine(tokens, config): ...\nLOSSES = {'MINE': mine}\n"
+OWN_LOSS = """
+from agentrl.algo.losses import TokenTerms
+
+def mine(tokens, config):
+    ratios_N = tokens.log_ratio_N.exp()
+    never_N = ratios_N < 0
+    return TokenTerms(
+        losses_N=-tokens.advantages_N * ratios_N, ratios_N=ratios_N.detach(), clipped_low_N=never_N,
+        clipped_high_N=never_N,
+    )
+
+LOSSES = {"MINE": mine}
+"""
 
 
 async def test_the_run_knows_the_file_its_loss_comes_from_and_tells_when_it_changed(
