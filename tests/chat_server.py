@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 HANG, MALFORMED, TRUNCATED, SLOW_DRIP, EMPTY, DROP = "hang", "malformed", "truncated", "drip", "empty", "drop"
+COMPRESSED = "compressed"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,15 @@ class Fault:
     name: str
 
 
-Behaviour = Callable[[dict[str, Any]], str | Status | Fault]
+@dataclass(frozen=True)
+class Usage:
+    """A reply whose request had `prompt_tokens`, says the server."""
+
+    text: str
+    prompt_tokens: Any
+
+
+Behaviour = Callable[[dict[str, Any]], str | Status | Fault | Usage]
 
 
 @dataclass
@@ -42,13 +52,18 @@ class ChatServer:
         body = await request.json()
         body["attempt"] = len(self.requests)
         body["key"] = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        body["encoding"] = request.headers.get("Accept-Encoding")
         self.requests.append(body)
         result = self.behave(body)
         if isinstance(result, Status):
             return web.Response(status=result.code, text=result.text)
         if isinstance(result, Fault):
             return await self.misbehave(request, result)
-        return web.json_response(completion(result, model=body["model"]))
+        text = result.text if isinstance(result, Usage) else result
+        reply = completion(text, model=body["model"])
+        if isinstance(result, Usage):
+            reply["usage"]["prompt_tokens"] = result.prompt_tokens
+        return web.json_response(reply)
 
     async def misbehave(self, request: web.Request, fault: Fault) -> web.StreamResponse:
         whole = json.dumps(completion("CORRECT", model="m")).encode()
@@ -58,6 +73,9 @@ class ChatServer:
                 return web.Response(status=503)
             case "malformed":
                 return web.Response(body=b"{not json", content_type="application/json")
+            case "compressed":
+                headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+                return web.Response(body=gzip.compress(whole + b" " * 10**7), headers=headers)
             case "empty":
                 return web.json_response(completion("", model="m"))
             case "truncated":

@@ -28,7 +28,7 @@ from agentrl.scoring import JudgeCall, ScoreRequest, ScoringContext, score_reque
 from agentrl.store import MongoStore, open_store
 from agentrl.tools import FunctionToolbox
 from agentrl.types import DispatchKind, InferenceService, RecordStatus, Recovery, ServiceStatus, Task, TaskStatus
-from chat_server import chat_server
+from chat_server import Usage, chat_server
 from factories import make_record
 from judges import judge_for
 from scripted_engine import ScriptedEngine
@@ -196,6 +196,22 @@ async def test_a_judge_is_paid_for_its_tokens_and_refused_when_nothing_is_left(m
     assert await memory_store.spent() == cost
     await memory_store.put_calls([judge_dispatch(call, record=make_record()) for call in calls])
     assert [(each.kind, each.cost_nano_usd) for each in await memory_store.sum_calls()] == [(DispatchKind.JUDGE, cost)]
+
+
+async def test_a_judge_that_costs_by_its_reply_alone_is_paid_and_one_that_counts_nothing_costs_what_was_reserved(
+    memory_store: Store,
+) -> None:
+    prices = PriceTable.model_validate({"judge": {"judge-0": {"per_million_tokens_out": 1000}}})
+    spending = Spending(prices=prices, account=memory_store, budget_usd=1)
+
+    def behave(request: dict[str, Any]) -> Usage:
+        return Usage("A", request["attempt"] * 11)
+
+    async with chat_server(behave) as server, judge_for([server.url], memory_store) as free:
+        chat = PaidChat(free.chat, kind=DispatchKind.JUDGE, spending=spending)
+        replies = [await chat.complete([{"role": "user", "content": "?"}], deadline_s=5) for _ in range(2)]
+    assert [reply.cost_nano_usd for reply in replies] == [1_000_000, 3_000_000]
+    assert await memory_store.spent() == 4_000_000
 
 
 async def test_a_model_call_that_would_exceed_the_budget_is_not_made(memory_store: Store, model_dir: Path) -> None:

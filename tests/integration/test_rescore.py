@@ -110,6 +110,26 @@ async def test_every_episode_of_a_meta_episode_is_scored_and_one_that_was_not_be
     assert len(scored.call_ids) == 2
 
 
+async def test_two_at_once_agree_on_every_verdict_of_a_judge_that_does_not(store: MemoryStore | MongoStore) -> None:
+    records = await sampled(store, num_records=12)
+    async with chat_server(lambda request: ("Correct", "Incorrect")[request["attempt"] % 2]) as server:
+        reports = await asyncio.gather(*(run_rescore(store, server, scorer="agentcpm") for _ in range(2)))
+    assert [report.num_failed for report, _ in reports] == [0, 0]
+    [version] = reports[0][0].versions
+    scores = await store.find_scores(records, version=version)
+    assert scores.keys() == {r.id for r in records if r.stop_reason is not StopReason.ENGINE_ERROR}
+    async with chat_server(lambda request: Status(500)) as server:  # nobody is asked: the verdicts are kept
+        for record in records:
+            if record.id in scores:
+                async with judge_for([server.url], store) as judge:
+                    scoring = RecordScorer(context=ScoringContext(judge=judge), store=store)
+                    task = replace(make_task(answer="a1"), scorer="agentcpm")
+                    again = await scoring.score(
+                        task, scorer="agentcpm", record=record, turns=(), answer=record.answer, tools=()
+                    )
+                assert again.value == scores[record.id].value
+
+
 async def test_killed_in_the_middle_and_started_again_gives_the_same_scores(
     mongo_store: MongoStore, mongo_uri: str, database_name: str, tmp_path: Path, capsys
 ) -> None:

@@ -111,6 +111,14 @@ async def test_images_and_structured_content_become_text(tmp_path):
     await box.close()
 
 
+async def test_keys_are_masked_in_the_items_and_the_structured_content_that_a_gateway_passes_on(tmp_path):
+    box = await open_toolbox(tools_config(tmp_path, {"test": stdio(env={"API_KEY": "before", "TOKEN": "values"})}))
+    image = await box.call(request("image"), deadline_s=10)
+    assert [item.get("text") for item in image.items] == ["***", None, "after"]
+    assert (await box.call(request("numbers"), deadline_s=10)).structured == {"***": [1, 2]}
+    await box.close()
+
+
 async def test_a_tool_that_two_servers_offer_is_named_after_its_server(tmp_path):
     config = tools_config(tmp_path, {"left": stdio(env={"SIDE": "l"}), "right": stdio()})
     box = await open_toolbox(config)

@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console command; returns the exit code."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(tokens)
+        return _with_one_error(tokens)
     except DatabaseUnavailableError as error:  # it may be restarting: whoever supervises this process tries again
         _say(str(error))
         return EXIT_FAILED
@@ -144,6 +144,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.debug("failed", exc_info=error)
         _say(_file_trouble(error))
         return EXIT_USER_ERROR
+
+
+def _with_one_error(tokens: list[str]) -> int:
+    """Run the command. Of errors at the same time, the first of ours is the one to tell."""
+    try:
+        return _dispatch(tokens)
+    except ExceptionGroup as errors:
+        error: BaseException | None = errors.subgroup(AgentRLError)
+        if error is None:
+            raise
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from errors
 
 
 def _say(message: str) -> None:

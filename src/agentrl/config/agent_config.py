@@ -17,6 +17,7 @@ import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
@@ -25,6 +26,8 @@ from agentrl.errors import ConfigError, UnavailableError
 
 JUDGE_TEMPLATE_FIELDS = frozenset({"question", "labeled_answer", "pred_answer"})
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_KEY = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")  # what an HTTP header can carry
+_URL = re.compile(r"https?://[!-?A-~]+")  # printable ASCII but for @
 _OWN_BODY_FIELDS = frozenset({"model", "messages", "stream", "n"})
 
 
@@ -42,9 +45,18 @@ class ChatEndpoint(_Part):
     @field_validator("base_url")
     @classmethod
     def _is_http(cls, base_url: str) -> str:
-        if not base_url.startswith(("http://", "https://")) or "@" in base_url:
+        if not _is_address(base_url):
             raise ValueError("needs the form https://host/v1, without a password; the key goes to api_key")
         return base_url.rstrip("/")
+
+    @field_validator("api_key")
+    @classmethod
+    def _can_be_sent(cls, api_key: SecretStr | None) -> SecretStr | None:
+        if api_key is not None and not _KEY.fullmatch(api_key.get_secret_value()):
+            raise ValueError(
+                "a key is printable ASCII without spaces around it; is there a line break at its end, from a file?"
+            )
+        return api_key
 
 
 class _Agent(_Part):
@@ -149,6 +161,14 @@ def load_agent_config(path: Path, *, environ: Mapping[str, str]) -> AgentConfig:
         where = _place(first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"agent_config_path = {path}: {where}: {message[0].lower()}{message[1:]}") from None
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return _URL.fullmatch(url) is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is none
+        return False
 
 
 def _expanded(value: Any, *, path: Path, where: str, environ: Mapping[str, str]) -> Any:

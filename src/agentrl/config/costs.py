@@ -10,6 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.config.section import Section
 
 WEEK_S = 604_800.0
+LONGEST_TTL_S = 1e9  # thirty years; a date has to be that long ago
+MAX_BUDGET_USD = 1e9  # counted in nano-dollars, in 64 bits
 FaultKind = Literal["timeout", "crashed", "rate_limited", "tool_error", "slow"]
 
 
@@ -40,8 +42,10 @@ class JournalConfig(Section):
     @classmethod
     def _check_times(cls, times: dict[str, float]) -> dict[str, float]:
         for tool, seconds in times.items():
-            if seconds < 0:
-                raise ValueError(f"tool_cache_ttl_s of {tool} = {seconds:g}: give seconds, or 0 for never")
+            if not 0 <= seconds <= LONGEST_TTL_S:
+                raise ValueError(
+                    f"tool_cache_ttl_s of {tool} = {seconds:g}: give 0 for never, or seconds up to {LONGEST_TTL_S:g}"
+                )
         return times
 
     @field_validator("tool_faults")
@@ -70,7 +74,10 @@ class CostConfig(Section):
         None, description="YAML with the prices of tools and models, e.g. assets/prices.yml; empty: nothing is priced."
     )
     budget_usd: float | None = Field(
-        None, gt=0, description="US dollars the run may spend; the sampler stops before the call that would exceed it."
+        None,
+        gt=0,
+        le=MAX_BUDGET_USD,
+        description="US dollars the run may spend; the sampler stops before the call that would exceed it.",
     )
 
     @model_validator(mode="after")

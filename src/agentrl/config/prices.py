@@ -14,24 +14,27 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentrl.config.documents import DocumentError, read_document
 from agentrl.errors import ConfigError, UnavailableError
 from agentrl.types import DispatchKind, ToolSpec
 
 NANO_PER_USD = 10**9
+MAX_PER_CALL_USD = 10_000.0
+MAX_PER_MILLION_TOKENS_USD = 10_000.0
+"""Far above any price. The account adds up nano-dollars in 64 bits: nine billion dollars."""
 _TOKENS = Decimal(10**6)
 
 
 class Price(BaseModel):
     """What calls of one target cost, in US dollars."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)  # `yes` is no price
 
-    per_call: float = Field(0.0, ge=0)
-    per_million_tokens_in: float = Field(0.0, ge=0)
-    per_million_tokens_out: float = Field(0.0, ge=0)
+    per_call: float = Field(0.0, ge=0, le=MAX_PER_CALL_USD)
+    per_million_tokens_in: float = Field(0.0, ge=0, le=MAX_PER_MILLION_TOKENS_USD)
+    per_million_tokens_out: float = Field(0.0, ge=0, le=MAX_PER_MILLION_TOKENS_USD)
 
     def nano_usd(self, *, tokens_in: int = 0, tokens_out: int = 0) -> int:
         """One call, in nano-dollars, rounded up."""
@@ -52,6 +55,14 @@ class PriceTable(BaseModel):
     judge: Mapping[str, Price] = Field(default_factory=dict)
     browse: Mapping[str, Price] = Field(default_factory=dict)
     model: Mapping[str, Price] = Field(default_factory=dict)
+
+    @field_validator("tool")
+    @classmethod
+    def _tools_have_no_tokens(cls, prices: Mapping[str, Price]) -> Mapping[str, Price]:
+        for name, price in prices.items():
+            if price.per_million_tokens_in or price.per_million_tokens_out:
+                raise ValueError(f"{name}: nobody counts the tokens of a tool; give it a price per_call")
+        return prices
 
     def of_tool(self, spec: ToolSpec) -> Price:
         """Of one call of a tool: by `server.tool`, its name, `server.*` or `*`, whichever is there first."""

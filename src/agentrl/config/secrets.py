@@ -18,6 +18,7 @@ SETTINGS_WITH_SECRETS = _SECRET_FIELDS | _URI_FIELDS
 _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _CREDENTIALS = re.compile(r"(?s)(?P<shown>\A\s*(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^:]*):.*@")  # up to the last @
 _QUERY_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:key|token|password|secret|signature)[^=&;]*=)[^&;#,\s]+")
+_SESSION_TOKEN = re.compile(r"(?i)(AWS_SESSION_TOKEN:)[^&;#,\s]+")  # in MongoDB's authMechanismProperties
 
 
 def masked(config: RunConfig) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def masked_uri(text: str) -> str:
 
     A password with characters that should have been escaped is hidden as well, rather too much than too little.
     """
-    return _QUERY_SECRET.sub(rf"\1{MASK}", _CREDENTIALS.sub(rf"\g<shown>:{MASK}@", text))
+    without_password = _CREDENTIALS.sub(rf"\g<shown>:{MASK}@", text)
+    return _SESSION_TOKEN.sub(rf"\1{MASK}", _QUERY_SECRET.sub(rf"\1{MASK}", without_password))
 
 
 def masked_uris(text: str) -> str:

@@ -18,6 +18,7 @@ import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -32,6 +33,8 @@ _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_DELAY_S = 30.0
 _MAX_REPLY_BYTES = 8 * 1024 * 1024
 _SHOWN_CHARACTERS = 300
+_SHORTEST_SECRET = 6  # what is shorter, such as EMPTY, would blot out words of replies
+_MOST_TOKENS = 10**9  # no request has more, and no database could add up any number a server may write
 MASK = "***"
 REST_S = 30.0
 
@@ -108,12 +111,15 @@ class HttpChatModel:
     ) -> ChatReply:
         """One request. Raises ChatError."""
         key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         body = {**self._body, "model": endpoint.model, "messages": [dict(message) for message in messages]}
+        # What is half a surrogate pair, in a page or a question, becomes a question mark: no JSON in UTF-8 has it.
+        sent = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{endpoint.base_url}/chat/completions"
         try:
             async with asyncio.timeout(self._agent.timeout):  # httpx2's is per read: a slow drip would last for ever
-                async with self._client.stream("POST", url, json=body, headers=headers) as response:
+                async with self._client.stream("POST", url, content=sent, headers=headers) as response:
                     content = await _bounded_body(response)
                     status = response.status_code
         except (TimeoutError, httpx2.TimeoutException) as error:
@@ -126,12 +132,13 @@ class HttpChatModel:
             shown = _redacted(content[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace"), key)[:_SHOWN_CHARACTERS]
             message = f"{endpoint.model} at {endpoint.base_url}: status {status}: {' '.join(shown.split())}"
             raise ChatError(message, kind=_kind_of(status))
-        return _parse(content, endpoint=endpoint, num_attempts=num_attempts)
+        reply = _parse(content, endpoint=endpoint, num_attempts=num_attempts)
+        return replace(reply, text=_redacted(reply.text, key)) if len(key) >= _SHORTEST_SECRET else reply
 
 
 async def _bounded_body(response: httpx2.Response) -> bytes:
     content = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_raw():  # a few compressed bytes could become gigabytes
         content += chunk
         if len(content) > _MAX_REPLY_BYTES:
             break  # no reply is that long: what is cut is no JSON and is refused as such
@@ -175,7 +182,7 @@ def _parse(content: bytes, *, endpoint: ChatEndpoint, num_attempts: int) -> Chat
 
 def _count(usage: object, name: str) -> int:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0  # 0: it does not say
 
 
 def _redacted(text: str, key: str) -> str:

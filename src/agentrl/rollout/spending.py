@@ -132,14 +132,16 @@ class PaidChat:
     async def complete(self, messages: Sequence[Mapping[str, str]], *, deadline_s: float) -> ChatReply:
         """See ChatModel.complete. Raises BudgetSpentError too."""
         num_bytes = sum(len(text.encode("utf-8", "replace")) for message in messages for text in message.values())
-        at_most = max((self._cost(model, tokens_in=num_bytes) for model in self.models), default=0)
+        # One token out, so that nothing is reserved only where the call is free, whatever its reply.
+        at_most = max((self._cost(model, tokens_in=num_bytes, tokens_out=1) for model in self.models), default=0)
         failure: ChatError | None = None
         async with self._spending.paid(f"a {self._kind.value} call", at_most=at_most) as bill:
             try:
                 reply = await self._chat.complete(messages, deadline_s=deadline_s)
-                bill.cost_nano_usd = self._cost(
-                    reply.model, tokens_in=reply.prompt_tokens, tokens_out=reply.completion_tokens
-                )
+                if reply.prompt_tokens:  # else the server does not say what it counted
+                    bill.cost_nano_usd = self._cost(
+                        reply.model, tokens_in=reply.prompt_tokens, tokens_out=reply.completion_tokens
+                    )
             except ChatError as error:
                 failure = error
                 if error.kind not in _BILLED_CHAT:
@@ -152,6 +154,6 @@ class PaidChat:
         """See ChatModel.close."""
         await self._chat.close()
 
-    def _cost(self, model: str, *, tokens_in: int, tokens_out: int = 0) -> int:
+    def _cost(self, model: str, *, tokens_in: int, tokens_out: int) -> int:
         price = self._spending.prices.of_model(self._kind, model)
         return price.nano_usd(tokens_in=tokens_in, tokens_out=tokens_out)

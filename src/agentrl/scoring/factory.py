@@ -24,6 +24,7 @@ from agentrl.protocols import Scorer
 from agentrl.scoring.expression import parse_expression
 from agentrl.scoring.gaia import gaia, sub_exact_match
 from agentrl.scoring.judge import JUDGE_DEADLINE_S, MAX_ASKED, Judge, JudgeCall
+from agentrl.scoring.math_process import QUEUE_TIMEOUT_S
 from agentrl.scoring.scorers import exact_match, letter_choice, math_equal, token_f1
 from agentrl.scoring.tool_format import tool_format
 from agentrl.scoring.user_functions import as_scorer, checked_score
@@ -159,8 +160,8 @@ async def score_request(
 ) -> float:
     """The score of a Record, a finite float; requests to a judge are appended to `calls`, failed ones included.
 
-    `deadline_s` bounds each rule; a judge has a deadline of its own. Raises ScoringError; ConfigError for a scorer that
-    is unknown, cannot be read, or needs a judge that is not configured.
+    `deadline_s` bounds each rule; a judge and `math` have deadlines of their own. Raises ScoringError; ConfigError for
+    a scorer that is unknown, cannot be read, or needs a judge that is not configured.
     """
     parsed = parse_expression(expression)
     for name in parsed.names:
@@ -184,7 +185,8 @@ def _work_of(
     if request.answer is None:
         return _constant(0.0), deadline_s
     if function is not None:
-        return function(request.answer, request.ground_truth, context.scorer_config), deadline_s
+        limit_s = max(deadline_s, QUEUE_TIMEOUT_S) if function is math_equal else deadline_s
+        return function(request.answer, request.ground_truth, context.scorer_config), limit_s
     assert judge is not None
     work = _judged(judge, JUDGE_SCORERS[name], answer=request.answer, ground_truth=request.ground_truth, calls=calls)
     return work, MAX_ASKED * max(judge.deadline_s, JUDGE_DEADLINE_S) + deadline_s
@@ -212,6 +214,7 @@ def _required(judge: Judge | None, *, name: str) -> Judge:
 async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, config: Mapping[str, Any]) -> float:
     # A task, so that whatever a user's scorer raises is an outcome to name and not an exception to catch blindly.
     task = asyncio.ensure_future(without_exit(work))
+    task.add_done_callback(_see_error)
     try:
         await asyncio.wait({task}, timeout=deadline_s)
     finally:
@@ -228,6 +231,12 @@ async def _bounded(scorer: str, work: Awaitable[float], *, deadline_s: float, co
         is_retryable = isinstance(error, ScoringError) and error.retryable
         raise ScoringError(message, retryable=is_retryable) from error
     return checked_score(scorer, task.result())
+
+
+def _see_error(task: asyncio.Future[float]) -> None:
+    """Of a score nobody waits for any more, asyncio would log the error, keys included."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _without_keys(message: str, config: Mapping[str, Any]) -> str:

@@ -7,18 +7,19 @@ as numbers, so that -5 is not 5 and 888.0 is 888.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import string
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from agentrl.errors import ScoringError
 from agentrl.scoring.ground_truth import accepted_answers, as_number
-from agentrl.scoring.math_process import MATH_PROCESS
+from agentrl.scoring.math_process import MATH_PROCESSES
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -35,13 +36,15 @@ _LETTER_NAMED = re.compile(
 async def exact_match(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """`em`: 1 if the normalised answer equals a normalised accepted one."""
     del config
-    return float(any(_equal(answer, accepted) for accepted in accepted_answers(ground_truth)))
+    given = _Text(answer)
+    return float(any(_equal(given, _Text(accepted)) for accepted in accepted_answers(ground_truth)))
 
 
 async def token_f1(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """`f1`: harmonic mean of precision and recall over words, best accepted answer."""
     del config
-    return max(_f1(answer, accepted) for accepted in accepted_answers(ground_truth))
+    given = _Text(answer)
+    return max(_f1(given, _Text(accepted)) for accepted in accepted_answers(ground_truth))
 
 
 async def math_equal(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
@@ -59,7 +62,7 @@ async def math_equal(answer: str, ground_truth: Mapping[str, Any], config: Mappi
             undecided.append(truth)
     if not undecided or not answer.strip() or len(answer) > _MAX_MATH_CHARS:
         return 0.0
-    return float(await asyncio.to_thread(MATH_PROCESS.verify, undecided, answer))
+    return float(await MATH_PROCESSES.verify(undecided, answer))
 
 
 async def letter_choice(answer: str, ground_truth: Mapping[str, Any], config: Mapping[str, Any]) -> float:
@@ -76,7 +79,8 @@ async def letter_choice(answer: str, ground_truth: Mapping[str, Any], config: Ma
 
 def choice_letter(text: str) -> str | None:
     """The letter of a multiple-choice answer, upper case; None if it is not clear which."""
-    bare = re.sub(r"\\text(?:bf|rm)?\{([^{}]*)\}", r"\1", text).replace("*", "").replace("$", "").strip()
+    bare = re.sub(r"\\text(?:bf|rm)?\{([^{}]*)\}", r"\1", text).replace("*", "").replace("$", "")
+    bare = " ".join(bare.split())  # long runs of spaces would take the patterns below quadratic time
     if match := _LETTER_ALONE.fullmatch(bare):
         return match.group(1).upper()
     if match := _LETTER_FIRST.match(bare):
@@ -85,23 +89,39 @@ def choice_letter(text: str) -> str | None:
     return named[-1].upper() if named else None
 
 
-def _equal(answer: str, accepted: str) -> bool:
-    numbers = as_number(answer), as_number(accepted)
-    if numbers[0] is not None and numbers[1] is not None:
-        return numbers[0] == numbers[1]
-    normal = normalise(accepted)
-    if not normal:  # only articles or punctuation: then they are what counts
-        return answer.strip().casefold() == accepted.strip().casefold()
-    return normalise(answer) == normal
+@dataclass(frozen=True)
+class _Text:
+    """A text and what comparing it needs, computed once however many accepted answers there are."""
+
+    raw: str
+
+    @cached_property
+    def normal(self) -> str:
+        return normalise(self.raw)
+
+    @cached_property
+    def words(self) -> Counter[str]:
+        return Counter(self.normal.split())
+
+    @cached_property
+    def number(self) -> Decimal | None:
+        return as_number(self.raw)
 
 
-def _f1(answer: str, accepted: str) -> float:
-    answer_words, accepted_words = Counter(normalise(answer).split()), Counter(normalise(accepted).split())
-    both_numbers = as_number(answer) is not None and as_number(accepted) is not None
-    common = (answer_words & accepted_words).total()
-    if both_numbers or not accepted_words or not common:
+def _equal(answer: _Text, accepted: _Text) -> bool:
+    if answer.number is not None and accepted.number is not None:
+        return answer.number == accepted.number
+    if not accepted.normal:  # only articles or punctuation: then they are what counts
+        return answer.raw.strip().casefold() == accepted.raw.strip().casefold()
+    return answer.normal == accepted.normal
+
+
+def _f1(answer: _Text, accepted: _Text) -> float:
+    both_numbers = answer.number is not None and accepted.number is not None
+    common = (accepted.words & answer.words).total()
+    if both_numbers or not accepted.words or not common:
         return float(_equal(answer, accepted))
-    precision, recall = common / answer_words.total(), common / accepted_words.total()
+    precision, recall = common / answer.words.total(), common / accepted.words.total()
     return 2 * precision * recall / (precision + recall)
 
 

@@ -29,8 +29,16 @@ from agentrl.config.documents import DocumentError, read_document
 from agentrl.errors import ConfigError
 from agentrl.tools.mirorl_file import read_mirorl_file
 from agentrl.tools.server_check import check_can_be_used
-from agentrl.tools.server_config import ROLLOUT_SESSIONS, ServerConfig, SessionScope, TransportKind
+from agentrl.tools.server_config import (
+    ROLLOUT_SESSIONS,
+    ServerConfig,
+    SessionScope,
+    TransportKind,
+    mask,
+    names_secret,
+)
 from agentrl.tools.server_entry import ServerEntry, parse_entry
+from agentrl.tools.server_secrets import secrets_of
 from agentrl.types import Recovery
 
 __all__ = ["ServerConfig", "TransportKind", "load_server_configs"]
@@ -140,14 +148,16 @@ def _server_config(item: _Described, config: ToolsConfig, *, variables: Mapping[
     default_sessions = ROLLOUT_SESSIONS if entry.scope is SessionScope.PER_ROLLOUT else config.tool_sessions_per_server
     if kind is TransportKind.GATEWAY and entry.scope is SessionScope.PER_ROLLOUT:
         raise ConfigError(f"{item.where}: scope = per_rollout: the {GATEWAY_PATH} protocol has no sessions")
+    args, url = tuple(expand(argument) for argument in entry.args), expand(entry.url or "")
     server = ServerConfig(
         name=item.name,
         kind=kind,
         command=sys.executable if entry.command == "python" else expand(entry.command or ""),
-        args=tuple(expand(argument) for argument in entry.args),
+        args=args,
         env={key: expand(value) for key, value in entry.env.items()},
         cwd=None if entry.cwd is None else Path(expand(str(entry.cwd))),
-        url=expand(entry.url or ""),
+        url=url,
+        secrets=secrets_of(args=args, url=url) | _values_of_secret_variables(entry, variables=variables),
         headers={} if kind is TransportKind.STDIO else _headers(entry, run_token=config.mcp_auth_token, expand=expand),
         recovery=entry.recovery or (Recovery.STATELESS if is_bundled else Recovery.STATEFUL),
         scope=entry.scope,
@@ -177,8 +187,14 @@ def _headers(entry: ServerEntry, *, run_token: str | None, expand: Callable[[str
     return headers
 
 
+def _values_of_secret_variables(entry: ServerEntry, *, variables: Mapping[str, str]) -> frozenset[str]:
+    names = {match[1] for text in (*entry.args, entry.url or "") for match in _VARIABLE.finditer(text)}
+    return frozenset(variables[name] for name in names & variables.keys() if names_secret(name))
+
+
 def _shown_command(entry: ServerEntry) -> str:
-    return shorten(" ".join([entry.command or "", *entry.args]), width=_LONGEST_COMMAND, placeholder=" ...")
+    command = mask(" ".join([entry.command or "", *entry.args]), secrets=secrets_of(args=entry.args, url=""))
+    return shorten(command, width=_LONGEST_COMMAND, placeholder=" ...")
 
 
 def _transport_kind(item: _Described) -> TransportKind:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from agentrl.types import Recovery
 
@@ -45,11 +46,12 @@ class ServerConfig:
     name: str
     kind: TransportKind
     command: str = ""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # added to HOME, PATH and the like
     cwd: Path | None = None
     url: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)  # the keys among args and in url
     recovery: Recovery
     scope: SessionScope = SessionScope.SHARED
     timeout_s: float  # of one call, its retries included
@@ -67,9 +69,29 @@ class ServerConfig:
 
     def without_secrets(self, text: str) -> str:
         """What the server says, without the keys it was given: servers like to quote them."""
-        named = [value for name, value in self.env.items() if _NAMES_SECRET.search(name)]
+        named = [value for name, value in self.env.items() if names_secret(name)]
         sent = [value.removeprefix("Bearer ") for value in self.headers.values()]
-        for secret in sorted({*named, *sent}, key=len, reverse=True):
-            if len(secret) >= _SHORTEST_SECRET:
-                text = text.replace(secret, MASK)
-        return text
+        return mask(text, secrets={*named, *sent, *self.secrets})
+
+    def json_without_secrets(self, value: Any) -> Any:
+        """The same for every string of a JSON value, keys of objects included."""
+        if isinstance(value, str):
+            return self.without_secrets(value)
+        if isinstance(value, Mapping):
+            return {self.without_secrets(key): self.json_without_secrets(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.json_without_secrets, value))
+        return value
+
+
+def names_secret(name: str) -> bool:
+    """Whether a variable of that name holds a key."""
+    return _NAMES_SECRET.search(name) is not None
+
+
+def mask(text: str, *, secrets: Iterable[str]) -> str:
+    """`text` without those secrets that are long enough to be some."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, MASK)
+    return text

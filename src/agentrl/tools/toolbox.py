@@ -95,8 +95,10 @@ class McpToolbox:
         error = None if result.error is None else server.config.without_secrets(result.error)
         content = cut(said, max_chars=self._max_result_chars)
         is_cut = len(said) > self._max_result_chars
-        shown = replace(result, content=content, error=error)
-        return replace(shown, items=(), structured=None) if is_cut else shown
+        if is_cut:
+            return replace(result, content=content, error=error, items=(), structured=None)
+        items, structured = map(server.config.json_without_secrets, (result.items, result.structured))
+        return replace(result, content=content, error=error, items=items, structured=structured)
 
     @asynccontextmanager
     async def for_record(self) -> AsyncIterator[Toolbox]:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from agentrl.cli.main import COMMANDS, main
+from agentrl.errors import StoreError
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,15 @@ def test_a_file_where_a_folder_should_be_is_one_line_with_the_way_out(capsys, tm
     assert err.count("\n") == 1
 
 
+def test_of_errors_at_the_same_time_the_first_of_ours_is_told_in_one_line(capsys, monkeypatch):
+    def fail(tokens):
+        ours = [StoreError("the database went away"), StoreError("and again")]
+        raise ExceptionGroup("tasks", [OSError("a socket"), ExceptionGroup("more", ours)])
+
+    monkeypatch.setattr("agentrl.cli.main._dispatch", fail)
+    assert run(capsys, "rescore", "demo") == (1, "", "agentrl: the database went away\n")
+
+
 def test_what_a_message_quotes_cannot_drive_the_terminal(capsys, tmp_path):
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"q": "1+1?", "a": 2, "scorer": "\x1b[2Jevil"}))
     code, _, err = run(capsys, "tasks", "load", "demo", "--train_file", "tasks.jsonl")
@@ -142,6 +152,7 @@ def test_only_trainer_and_engine_load_torch(name):
     code = f"""
 import sys
 from agentrl.cli.main import COMMANDS, main
+from agentrl.errors import StoreError
 import importlib
 importlib.import_module(COMMANDS[{name!r}].module)
 heavy = [name for name in ("torch", "transformers", "accelerate", "matplotlib") if name in sys.modules]

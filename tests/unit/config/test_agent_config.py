@@ -88,6 +88,10 @@ def test_an_agent_that_is_switched_off_is_not_used(load):
         (ONE + "  extra_body: {stream: true}\n", "stream is set by the client itself"),
         ("scorer_agent: {models: [{base_url: 'h/v1', model: m}]}", r"models\[0\]\.base_url: needs the form"),
         ("scorer_agent: {models: [{base_url: 'http://u:p@h', model: m}]}", "without a password"),
+        ("scorer_agent: {models: [{base_url: 'http://[::1', model: m}]}", "needs the form"),
+        ("scorer_agent: {models: [{base_url: 'http://h:99999/v1', model: m}]}", "needs the form"),
+        ("scorer_agent: {models: [{base_url: 'http://h o/v1', model: m}]}", "needs the form"),
+        ("scorer_agent: {models: [{base_url: 'http://\u2603/v1', model: m}]}", "needs the form"),
         ("judge: {}", "judge: extra inputs"),
         ("[1]", "top-level keys"),
         ("a: [", "not valid YAML in line"),
@@ -111,6 +115,13 @@ def test_a_refusal_never_quotes_a_key(load):
     with pytest.raises(ConfigError) as caught:
         load("scorer_agent: {models: [{api_key: 'topsecret}]}")
     assert "topsecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-planted\\r", "sk-planted\\n", "sk-\\0planted", "sk-plant\u00e9", " sk-planted"])
+def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(load, key):
+    with pytest.raises(ConfigError, match=r"models\[0\]\.api_key: a key is printable ASCII") as caught:
+        load(f'scorer_agent: {{models: [{{base_url: "http://h/v1", model: m, api_key: "{key}"}}]}}')
+    assert "plant" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

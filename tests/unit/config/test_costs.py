@@ -61,6 +61,12 @@ def test_a_cost_is_never_below_the_exact_price_and_at_most_a_nano_dollar_above(
         ("tool: {search: {per_cal: 1}}", "tool.search.per_cal"),
         ("tool: {search: {per_call: -1}}", "tool.search.per_call"),
         ("tool: {search: 3}", "tool.search"),
+        ("tool: {search: {per_call: .nan}}", "tool.search.per_call"),
+        ("tool: {search: {per_call: .inf}}", "tool.search.per_call"),
+        ("tool: {search: {per_call: yes}}", "tool.search.per_call"),
+        ("tool: {search: {per_call: 1.0e+30}}", "less than or equal to 10000"),
+        ("judge: {'*': {per_million_tokens_in: 1.0e+30}}", "less than or equal to 10000"),
+        ("tool: {search: {per_million_tokens_out: 1}}", "search: nobody counts the tokens of a tool"),
         ("gpu: {}", "gpu"),
         ("- 1", "the file"),
         ("tool: {", "not valid YAML"),
@@ -88,6 +94,7 @@ def test_a_missing_price_file_names_the_example(tmp_path: Path) -> None:
         ({"tool_journal": "fault", "tool_faults": {"*": {"crashed": 0.6, "slow": 0.6}}}, "1 in all"),
         ({"tool_journal": "fault", "tool_faults": {"*": {"explodes": 0.6}}}, "explodes"),
         ({"tool_cache_ttl_s": {"*": -1}}, "0 for never"),
+        ({"tool_cache_ttl_s": {"*": 1e15}}, "seconds up to 1e\\+09"),
     ],
 )
 def test_journal_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -98,3 +105,8 @@ def test_journal_settings_that_contradict_each_other_are_refused(settings: dict[
 def test_a_budget_needs_prices() -> None:
     with pytest.raises(ValidationError, match="price_file"):
         CostConfig(budget_usd=1.0)
+
+
+def test_a_budget_that_no_account_can_count_is_refused() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to"):
+        CostConfig(budget_usd=1e30, price_file=EXAMPLE)

@@ -69,6 +69,11 @@ def test_secret_query_parameters_are_hidden_under_any_usual_name(name):
     assert masked_uri(f"https://h/mcp?a=1&{name}=s3cret&b=2") == f"https://h/mcp?a=1&{name}=***&b=2"
 
 
+def test_the_session_token_of_a_database_in_the_cloud_is_hidden():
+    shown = masked_uri("mongodb://h/?authMechanismProperties=CANONICALIZE:true,AWS_SESSION_TOKEN:s3cret&w=1")
+    assert shown == "mongodb://h/?authMechanismProperties=CANONICALIZE:true,AWS_SESSION_TOKEN:***&w=1"
+
+
 def test_ordinary_text_is_never_taken_for_a_secret():
     config = load("--system_prompt", "Write to bob:x@example.org?token=1")
     assert masked(config)["rollout"]["system_prompt"] == "Write to bob:x@example.org?token=1"

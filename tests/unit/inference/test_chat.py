@@ -11,7 +11,19 @@ import pytest
 from agentrl.config.agent_config import ScorerAgentConfig
 from agentrl.errors import ChatError, ChatErrorKind
 from agentrl.inference.chat import REST_S, HttpChatModel
-from chat_server import DROP, EMPTY, HANG, MALFORMED, SLOW_DRIP, TRUNCATED, Fault, Status, chat_server
+from chat_server import (
+    COMPRESSED,
+    DROP,
+    EMPTY,
+    HANG,
+    MALFORMED,
+    SLOW_DRIP,
+    TRUNCATED,
+    Fault,
+    Status,
+    Usage,
+    chat_server,
+)
 
 ASK = [{"role": "user", "content": "hello"}]
 KEY = "sk-verysecretkey12345"
@@ -127,6 +139,14 @@ async def test_a_body_that_drips_for_ever_does_not_outlive_the_timeout():
     assert time.monotonic() - started < 2
 
 
+async def test_a_compressed_reply_is_not_asked_for_and_not_unpacked():
+    async with chat_server(lambda request: Fault(COMPRESSED)) as server:
+        with pytest.raises(ChatError, match=r"no JSON \(\d{4,5} bytes\)") as caught:
+            await complete(agent(server.url, max_retries=1))
+    assert caught.value.kind is ChatErrorKind.INVALID_REPLY
+    assert server.requests[0]["encoding"] == "identity"
+
+
 async def test_the_deadline_bounds_requests_delays_and_failover_together():
     async with chat_server(lambda request: Status(503)) as server:
         started = time.monotonic()
@@ -152,6 +172,32 @@ async def test_a_key_that_the_server_quotes_is_in_no_message_and_no_log(caplog):
             await complete(config)
     assert "status 401: bad key ***" in str(caught.value)
     assert KEY not in f"{caught.value!r} {caplog.text} {config!r} {config.model_dump_json()}"
+
+
+async def test_a_key_in_a_reply_is_masked_and_a_word_as_short_as_a_dummy_key_is_not():
+    async with chat_server(lambda request: f"{KEY} is EMPTY") as server:
+        assert (await complete(agent(server.url))).text == "*** is EMPTY"
+        dummy = ScorerAgentConfig.model_validate(
+            {"models": [{"base_url": server.url, "model": "m", "api_key": "EMPTY"}]}
+        )
+        assert (await complete(dummy)).text.endswith("is EMPTY")
+
+
+async def test_half_a_surrogate_pair_in_a_question_is_sent_as_a_question_mark():
+    async with chat_server(lambda request: request["messages"][0]["content"]) as server:
+        model = HttpChatModel(agent(server.url))
+        try:
+            reply = await model.complete([{"role": "user", "content": "a\ud800 \u00e9"}], deadline_s=10)
+        finally:
+            await model.close()
+    assert reply.text == "a? \u00e9"
+
+
+@pytest.mark.parametrize("count", [10**30, -1, 1e300, "many"])
+async def test_a_number_of_tokens_that_nobody_can_count_is_none(count):
+    async with chat_server(lambda request: Usage("hi", count)) as server:
+        reply = await complete(agent(server.url))
+    assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("hi", 0, 3)
 
 
 async def test_cancellation_passes_through_and_leaves_nothing_running():

@@ -151,13 +151,22 @@ async def test_turns_without_a_call_obey_the_turn_limit(model_dir: Path) -> None
     assert (result.stop_reason, len(result.turns)) == (StopReason.MAX_TURNS, 3)
 
 
-async def test_identical_completions_stop_as_repetition(model_dir: Path) -> None:
-    result, _ = await rollout(model_dir, play(CALL), repetition_early_stop_times=3)
+async def test_a_turn_without_a_call_is_followed_by_a_nudge_of_the_user(model_dir: Path) -> None:
+    result, engine = await rollout(model_dir, play("thinking", "<answer>5</answer>"), nudge_prompt="Go on, please.")
+    assert result.answer == "5"
+    asked = engine.tokenizer.decode(list(engine.requests[1].input_ids), skip_special_tokens=False)
+    assert asked.index("thinking") < asked.index("Go on, please.")
+
+
+@pytest.mark.parametrize("text", [CALL, "no call"])
+async def test_identical_completions_stop_as_repetition(model_dir: Path, text: str) -> None:
+    result, _ = await rollout(model_dir, play(text), repetition_early_stop_times=3)
     assert (result.stop_reason, len(result.turns)) == (StopReason.REPETITION, 3)
 
 
-async def test_a_growing_context_stops_before_the_call_that_would_not_fit(model_dir: Path) -> None:
-    texts = [f"{CALL} {index}" for index in range(99)]
+@pytest.mark.parametrize("text", [CALL, "no call " * 10])
+async def test_a_growing_context_stops_before_the_call_that_would_not_fit(model_dir: Path, text: str) -> None:
+    texts = [f"{text} {index}" for index in range(99)]
     result, engine = await rollout(model_dir, play(*texts), max_turns=99)
     assert result.stop_reason is StopReason.CONTEXT_LIMIT
     assert max(len(request.input_ids) for request in engine.requests) <= 3000

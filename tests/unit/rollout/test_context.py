@@ -125,6 +125,15 @@ async def test_last_k_goes_on_with_the_last_turns_as_they_were_sampled(model_dir
     assert_token_exact(rollout, result)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+async def test_what_a_new_context_keeps_counts_towards_its_limit(model_dir: Path, k: int) -> None:
+    rollout = make(model_dir, new_context="last_k", last_k_turns=k, max_turns=12)
+    result = await rollout.run()
+    first, second, third = branch_starts(result)[:3]
+    assert third - second == second - first - k  # turns that fit behind those that were kept
+    assert max(len(request.input_ids) for request in rollout.engine.requests) <= 1200
+
+
 async def test_discard_all_tools_keeps_what_was_said_and_only_the_newest_result(model_dir: Path) -> None:
     rollout = make(model_dir, new_context="discard_all_tools", max_turns=9)
     result = await rollout.run()

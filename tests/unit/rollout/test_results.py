@@ -123,6 +123,20 @@ async def test_without_the_browse_agent_a_result_is_cut_and_the_failure_is_kept(
     assert (failed.status, failed.error) == ("overloaded", "scripted: 503")
 
 
+async def test_an_error_of_a_tool_is_never_summarised_into_a_success(model_dir: Path) -> None:
+    model = ScriptedChatModel(lambda request: "all is well")
+    rollout = make(model_dir, call("a.org"))
+
+    def fetch(url: str, purpose: str = "") -> str:
+        """Fails at length."""
+        raise ValueError("no such page. " * 50)
+
+    rollout.tools, rollout.browser = [fetch], browser(model)
+    (shown,) = (await rollout.run()).turns[0].tools
+    assert (shown.status, model.requests) == (ToolStatus.TOOL_ERROR, [])
+    assert "no such page" in str(shown.response["content"])
+
+
 async def test_what_a_page_says_to_the_browse_agent_is_marked_as_data(model_dir: Path) -> None:
     model = ScriptedChatModel(lambda request: "short")
     rollout = make(model_dir, call("a.org"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,28 @@ async def test_every_generation_of_a_claimed_task_becomes_one_scored_record(mode
         f"train:0:q{task}/g{generation}" for task in range(3) for generation in range(2)
     )
     assert all(record.status is RecordStatus.FINISHED and record.score == 1.0 for record in records)
+
+
+async def test_no_record_reads_the_tokenizer_again(model_dir: Path, tmp_path: Path) -> None:
+    files = tmp_path / "model"
+    shutil.copytree(model_dir, files)
+    chat, engine, store = ChatFormat.load(files), ScriptedEngine(files, solve), MemoryStore()
+    shutil.rmtree(files)
+    await store.insert_tasks(make_tasks(1))
+    await store.put_service(SERVICE)
+    stop = asyncio.Event()
+    running = asyncio.create_task(
+        run_sampler(
+            make_config(tasks_per_step=1), store=store, toolbox=FunctionToolbox([add]), client=engine, chat=chat,
+            stop=stop,
+        )
+    )  # fmt: skip
+    try:
+        await until(lambda: _reached(store, 1))
+    finally:
+        stop.set()
+        await running
+    assert [record.score for record in await store.list_records(split="train")] == [1.0, 1.0]
 
 
 async def test_no_task_is_claimed_unless_an_engine_is_up_and_fresh_enough() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import threading
 from decimal import Decimal
 from fractions import Fraction
@@ -260,6 +261,26 @@ async def test_cancelling_a_score_cancels_the_scorer():
     with pytest.raises(asyncio.CancelledError):
         await scoring
     assert cancelled.is_set()
+
+
+async def test_what_a_scorer_raises_when_nobody_waits_any_more_is_logged_nowhere(caplog):
+    started = asyncio.Event()
+
+    async def quotes_its_key(answer, truth):
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("planted-key-123")
+
+    MCPScorerFactory.register_scorer("quotes", quotes_its_key)
+    scoring = asyncio.create_task(score_answer("quotes", "x", TRUTH, {}))
+    await started.wait()
+    scoring.cancel()
+    await asyncio.wait({scoring})
+    del scoring
+    gc.collect()
+    assert "planted-key-123" not in caplog.text
 
 
 SCORER_FILE = """

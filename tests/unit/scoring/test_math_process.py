@@ -1,14 +1,18 @@
+import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
+import time
 
 import psutil
 import pytest
 
 from agentrl.errors import ScoringError
-from agentrl.scoring.math_process import MathProcess
+from agentrl.scoring.math_process import MathProcess, MathProcesses
 
 
 @pytest.fixture
@@ -20,6 +24,11 @@ def process():
 
 def child_of(process):
     return psutil.Process(process._process.pid)
+
+
+def num_waiting_bytes(process):
+    pipe = process._process.stdin.fileno()
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_nothing_is_started_before_the_first_question(process):
@@ -54,6 +63,32 @@ def test_an_expression_that_never_ends_ends_the_child_and_the_next_question_is_a
     process._timeout_s = 30
     assert process.verify(["1/2"], "2/4")
     process.close()
+
+
+async def test_answers_made_to_take_long_are_not_equal_and_the_answers_behind_them_get_theirs():
+    processes = MathProcesses(num_children=1, timeout_s=30, cpu_limit_s=0.1)
+    try:
+        slow = [processes.verify(["x"], f"(x+y+z+w)^{{{power}}}") for power in range(60, 64)]
+        assert await asyncio.gather(*slow, processes.verify(["1/2"], "2/4")) == [False] * 4 + [True]
+    finally:
+        processes.close()
+
+
+def test_a_child_that_the_system_ends_for_its_processor_time_means_not_equal(process):
+    assert process.verify(["1/2"], "2/4")
+    child = child_of(process)
+    child.suspend()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(process.verify(["1/2"], "2/4")))
+    asking.start()
+    until = time.monotonic() + 10
+    while not num_waiting_bytes(process) and time.monotonic() < until:  # the question is on its way
+        time.sleep(0.005)
+    child.send_signal(signal.SIGXCPU)
+    child.resume()
+    asking.join(timeout=30)
+    assert answers == [False]
+    assert process.verify(["1/2"], "2/4")
 
 
 def test_a_child_that_is_killed_is_replaced(process):

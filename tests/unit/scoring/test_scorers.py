@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,3 +149,21 @@ async def test_scores_lie_between_zero_and_one_and_the_truth_itself_scores_one(a
         assert 0 <= await score(scorer, answer, truth) <= 1
         if not isinstance(truth, bool):
             assert await score(scorer, str(truth), truth) == 1
+
+
+async def test_waiting_for_other_answers_counts_for_no_deadline():
+    truth = {"query": "q", "answer": "1/2"}
+    assert await score_answer("math", "\\frac{2}{4}", truth, {}, deadline_s=0.001) == 1
+
+
+@pytest.mark.parametrize("scorer", ["em", "f1"])
+async def test_a_long_answer_is_read_once_however_many_answers_are_accepted(scorer):
+    started = time.process_time()
+    assert await score(scorer, "the cat " * 25_000, [f"dog {number}" for number in range(200)]) == 0
+    assert time.process_time() - started < 0.5
+
+
+def test_an_answer_full_of_spaces_is_read_in_linear_time():
+    started = time.process_time()
+    assert choice_letter("my answer" + " " * 100_000 + "!") is None
+    assert time.process_time() - started < 0.5

@@ -80,6 +80,16 @@ def test_secrets_never_show_in_the_description_or_the_repr(tmp_path):
     assert "hunter2" not in web.description
 
 
+def test_keys_among_the_arguments_show_neither_in_the_description_nor_in_what_the_server_says(tmp_path):
+    args = ["--api-key", "hunter2", "--url=db://me:${DB_PASSWORD}@h", "${SEARCH_TOKEN}", "${PLACE}"]
+    environment = {"DB_PASSWORD": "swordfish", "SEARCH_TOKEN": "opensesame", "PLACE": "somewhere"}
+    (server,) = load(tmp_path, {"a": {"command": "run", "args": args}}, environment=environment)
+    assert server.description == "run --api-key *** --url=db://me:***@h ${SEARCH_TOKEN} ${PLACE}"
+    assert not any(secret in repr(server) for secret in ("hunter2", "swordfish", "opensesame"))
+    said = {"hunter2": ["swordfish", 1, None, ({"text": "opensesame somewhere"},)]}
+    assert server.json_without_secrets(said) == {"***": ["***", 1, None, ({"text": "*** somewhere"},)]}
+
+
 def test_the_bearer_token_goes_to_urls_that_have_no_authorization_of_their_own(tmp_path):
     servers = {
         "plain": {"url": "http://h/mcp"},
