@@ -66,10 +66,10 @@ def test_an_expression_that_never_ends_ends_the_child_and_the_next_question_is_a
 
 
 async def test_answers_made_to_take_long_are_not_equal_and_the_answers_behind_them_get_theirs():
-    processes = MathProcesses(num_children=1, timeout_s=30, cpu_limit_s=0.1)
+    processes = MathProcesses(num_children=1, timeout_s=30, cpu_limit_s=0.3)
     try:
-        slow = [processes.verify(["x"], f"(x+y+z+w)^{{{power}}}") for power in range(60, 64)]
-        assert await asyncio.gather(*slow, processes.verify(["1/2"], "2/4")) == [False] * 4 + [True]
+        slow = [processes.verify(["x"], f"(x+y+z+w)^{{{power}}}") for power in (60, 61)]
+        assert await asyncio.gather(*slow, processes.verify(["1/2"], "2/4")) == [False, False, True]
     finally:
         processes.close()
 
