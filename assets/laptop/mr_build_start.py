@@ -2,7 +2,7 @@
 
     python assets/laptop/mr_build_start.py --out DIR --seed 0
 
-    DIR/model/                   Qwen3 of 0.58 million random parameters, with tokenizer and chat template
+    DIR/model/                   Qwen3 of 0.57 million random parameters, with tokenizer and chat template
     DIR/demonstrations.jsonl     {"id", "token_ids", "weights"}: the flawed teacher's conversations (mr_teacher)
 
 The ordinary trainer then imitates the demonstrations (assets/profiles/mr_search_laptop_start.yml).
