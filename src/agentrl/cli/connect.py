@@ -12,6 +12,7 @@ import difflib
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -49,22 +50,29 @@ def database_port(config: RunConfig) -> int:
     return int(path.read_text(encoding="ascii")) if path.is_file() else config.store.db_port
 
 
-def choose_port(config: RunConfig) -> int:
+@contextmanager
+def reserved_port(config: RunConfig) -> Iterator[int]:
     """The port for an embedded server, remembered for other commands: `db_port`, or a free one if that is taken.
 
-    A port the user asked for is not replaced. Raises UnavailableError if it is taken.
+    Other databases of this machine keep off it for the length of the body, also before the server listens and while
+    it is started again. A port the user asked for is not replaced: raises UnavailableError if it is taken.
     """
     port = config.store.db_port
-    if not _is_free(port):
-        if "db_port" in config.store.model_fields_set:
-            raise UnavailableError(
-                f"db_port = {port}: another program listens there; choose another port, or leave it out for a free one"
-            )
+    lock = _reserve(port)
+    if lock is None and "db_port" in config.store.model_fields_set:
+        raise UnavailableError(
+            f"db_port = {port}: another program listens there; choose another port, or leave it out for a free one"
+        )
+    while lock is None:
         port = _free_port()
-    path = _port_file(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(port), encoding="ascii")
-    return port
+        lock = _reserve(port)
+    try:
+        path = _port_file(config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(port), encoding="ascii")
+        yield port
+    finally:
+        os.close(lock)
 
 
 async def prepared_store(
@@ -179,8 +187,8 @@ def _embedded_while_needed(config: RunConfig) -> Iterator[None]:
 @contextmanager
 def guarded_server(config: RunConfig, *, log_path: Path, lock_descriptor: int) -> Iterator[EmbeddedServer]:
     """An embedded server that also ends when this process is killed without a word."""
-    with closing(Guard(lock_descriptors=[lock_descriptor])) as guard:
-        server = start_embedded(database_dir(config), port=choose_port(config), log_path=log_path)
+    with reserved_port(config) as port, closing(Guard(lock_descriptors=[lock_descriptor])) as guard:
+        server = start_embedded(database_dir(config), port=port, log_path=log_path)
         guard.track(server.pid, stage=0)
         try:
             yield server
@@ -191,6 +199,18 @@ def guarded_server(config: RunConfig, *, log_path: Path, lock_descriptor: int) -
 
 def _port_file(config: RunConfig) -> Path:
     return config.run.data_dir / "database.port"
+
+
+def _reserve(port: int) -> int | None:
+    """The descriptor that reserves a free port until it is closed; None for a port that is taken or reserved."""
+    try:
+        lock = try_lock(Path(tempfile.gettempdir()) / f"agentrl-port-{port}.lock")
+    except PermissionError:  # another user's
+        return None
+    if lock is not None and not _is_free(port):
+        os.close(lock)
+        return None
+    return lock
 
 
 def _is_free(port: int) -> bool:

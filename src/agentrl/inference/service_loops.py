@@ -13,18 +13,25 @@ from agentrl.inference.client import EngineClient, EngineLoad
 logger = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S = 5.0
+CANCEL_AGAIN_S = 2.0
 BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 5.0
 _BACKOFF_QUARANTINED_MAX_S = 30.0  # each attempt loads the weights again
 
 
 async def run_until(stop: asyncio.Event, *, loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-    """Run endless loops, by the name of their task, until `stop` is set; the first that fails ends all."""
+    """Run endless loops, by the name of their task, until `stop` is set; the first that fails ends all.
+
+    A loop is cancelled until it has ended: a library that turns a cancellation into its own time-out would lose it.
+    """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop, name=name) for name, loop in loops.items()]
         await stop.wait()
-        for task in tasks:
-            task.cancel()
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            _, running = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+            tasks = list(running)
 
 
 def longer(backoff_s: float, *, is_quarantined: bool) -> float:

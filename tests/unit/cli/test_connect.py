@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from agentrl.cli.connect import choose_port, connection_string, open_run_store
+from agentrl.cli.connect import connection_string, open_run_store, reserved_port
 from agentrl.cli.locks import hold_lock
 from agentrl.config import RunConfig, RunSection, StoreConfig
 from agentrl.errors import UnavailableError
@@ -26,17 +26,30 @@ def test_a_taken_default_port_is_replaced_and_remembered(tmp_path):
         by_default = config.store.model_copy(update={"db_port": taken})
         by_default.model_fields_set.discard("db_port")
         config = config.model_copy(update={"store": by_default})
-        port = choose_port(config)
-        assert port != taken
+        with reserved_port(config) as port:
+            assert port != taken
         assert connection_string(config) == embedded_uri(port)
 
 
 def test_a_taken_port_the_user_asked_for_is_refused_and_a_free_one_is_kept(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        with pytest.raises(UnavailableError, match=f"db_port = {taken}: another program listens there"):
-            choose_port(make_config(tmp_path, port=taken))
-    assert choose_port(make_config(tmp_path, port=taken)) == taken
+        refusal = pytest.raises(UnavailableError, match=f"db_port = {taken}: another program listens there")
+        with refusal, reserved_port(make_config(tmp_path, port=taken)):
+            pass
+    with reserved_port(make_config(tmp_path, port=taken)) as port:
+        assert port == taken
+
+
+def test_two_databases_that_start_together_take_two_ports_before_either_listens(tmp_path, free_port):
+    config = make_config(tmp_path / "one", port=free_port)
+    by_default = config.store.model_copy(update={"db_port": free_port})
+    by_default.model_fields_set.discard("db_port")
+    other = make_config(tmp_path / "other").model_copy(update={"store": by_default})
+    with reserved_port(config) as first, reserved_port(other) as second:
+        assert first == free_port != second
+    with reserved_port(other) as again:
+        assert again == free_port
 
 
 async def test_an_idle_embedded_database_is_started_for_one_command_and_stopped(tmp_path, capsys):

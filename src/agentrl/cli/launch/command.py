@@ -18,7 +18,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.connect import database_lock, prepared_store
+from agentrl.cli.connect import database_lock, prepared_store, reserved_port
 from agentrl.cli.console import UnwindingConsole
 from agentrl.cli.fresh import add_fresh_arguments, check_fresh_arguments, start_over
 from agentrl.cli.invocation import Invocation
@@ -82,7 +82,7 @@ async def launch(config: RunConfig, *, console: Console) -> None:
             locks.append(stack.enter_context(hold_lock(database_lock(config), what=what, wait_s=LOCK_WAIT_S)))
         guard = stack.enter_context(closing(Guard(lock_descriptors=locks)))
         async with Supervisor(guard=guard, hang_timeout_s=config.run.hang_timeout_s) as supervisor:
-            uri = _start_database(config, supervisor=supervisor)
+            uri = _start_database(config, supervisor=supervisor, until_the_end=stack)
             config, progress = await _run_to_completion(config, uri=uri, supervisor=supervisor, console=console)
             with phase(console, "stopping"):
                 await supervisor.stop()
@@ -115,10 +115,10 @@ def check_not_spent(config: RunConfig, *, progress: RunProgress, is_spent: bool)
     )
 
 
-def _start_database(config: RunConfig, *, supervisor: Supervisor) -> str:
+def _start_database(config: RunConfig, *, supervisor: Supervisor, until_the_end: ExitStack) -> str:
     if config.store.db_connection_string is not None:
         return config.store.db_connection_string
-    spec, uri = database(config, environ=os.environ)
+    spec, uri = database(config, port=until_the_end.enter_context(reserved_port(config)), environ=os.environ)
     supervisor.start(spec)
     return uri
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from agentrl.cli.connect import choose_port, database_dir
+from agentrl.cli.connect import database_dir
 from agentrl.cli.invocation import stored_config_path
 from agentrl.cli.launch.supervisor import ChildSpec, child_environment
 from agentrl.config import RunConfig
@@ -88,9 +88,8 @@ class Processes:
         return {**environ, **{f"{ENVIRONMENT_PREFIX}{name.upper()}": value for name, value in secrets.items()}}
 
 
-def database(config: RunConfig, *, environ: Mapping[str, str]) -> tuple[ChildSpec, str]:
+def database(config: RunConfig, *, port: int, environ: Mapping[str, str]) -> tuple[ChildSpec, str]:
     """The embedded database and its URI. Raises UnavailableError if no server is installed."""
-    port = choose_port(config)
     folder = database_dir(config)
     folder.mkdir(parents=True, exist_ok=True)
     spec = ChildSpec(

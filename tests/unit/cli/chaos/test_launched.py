@@ -40,7 +40,7 @@ def test_a_database_of_others_is_reached_directly(tmp_path):
 
 def test_the_launcher_tells_all_processes_the_proxy_and_remembers_it_nowhere(tmp_path):
     config = load(tmp_path, "--db_proxy_port", "4711", "--db_port", "4710")
-    spec, uri = database(config, environ={"PATH": "/bin"})
+    spec, uri = database(config, port=4710, environ={"PATH": "/bin"})
     assert uri == embedded_uri(4711)
     assert "4710" in spec.argv
     write_config(config)

@@ -67,7 +67,7 @@ def test_each_process_has_its_log_file_and_samplers_stop_before_engines_before_t
     specs = [processes.sampler(0), processes.sampler(1), processes.trainer(), processes.engine()]
     names = [spec.log_path.name for spec in specs]
     assert names == ["demo_sampler_0.log", "demo_sampler_1.log", "demo_train_0.log", "demo_engine_0.log"]
-    server, uri = database(config, environ={"PATH": "/bin"})
+    server, uri = database(config, port=27117, environ={"PATH": "/bin"})
     assert [spec.stop_stage for spec in [*specs, server]] == [0, 0, 0, 1, 2]
     assert uri.startswith("mongodb://127.0.0.1:")
     assert [spec.name for spec in specs if spec.ends_run] == ["trainer"]

@@ -1,9 +1,10 @@
 import bz2
 import gzip
 import json
-import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -118,15 +119,23 @@ def test_a_broken_index_and_an_unfinished_one_are_built_again(tmp_path, content)
     ]
 
 
-def _built_inode(path):
-    DocumentIndex.beside(path).close()
-    return index_path(path).stat().st_ino
+BUILD = """
+import sys
+from pathlib import Path
+from agentrl.tools.servers.corpus_index import DocumentIndex, index_path
+path = Path(sys.argv[1])
+DocumentIndex.beside(path).close()
+print(index_path(path).stat().st_ino)
+"""
 
 
 def test_servers_that_start_together_build_the_index_once(tmp_path):
     path = write_jsonl(tmp_path / "c.jsonl", [{"id": str(n), "text": f"word{n} " * 50} for n in range(3000)])
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        assert len(set(pool.map(_built_inode, [path] * 4))) == 1
+    command = [sys.executable, "-c", BUILD, str(path)]
+    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    inodes = [builder.communicate(timeout=60)[0] for builder in builders]
+    assert len(set(inodes)) == 1
+    assert inodes[0].strip().isdigit()
 
 
 async def test_search_gives_ids_that_fetch_reads_piece_by_piece():
